@@ -1,0 +1,94 @@
+// Inputs and outputs in device memory, and what a run waits for.
+//
+// By default a run waits for every device that holds one of its tensors, before and after: whatever
+// stream the caller used, nothing is read too early or written too late. With a stream of the
+// caller's, the program runs on it and nothing waits on the host; results carry an event.
+#include "cuda_library.h"
+#include "method.h"
+#include "method_state.h"
+#include "planned_memory.h"
+
+namespace rt = executorch::runtime;
+using rt::etensor::TensorImpl;
+
+namespace pteron {
+
+// Puts the program's work on the caller's stream for as long as it lives.
+Method::DeviceTurn::DeviceTurn(const Method& method, std::span<const InputValue> inputs)
+    : stream_(method.stream_) {
+  if (!method.on_device_ || cuda::loaded() == nullptr) return;
+  const auto add = [&](Device device) {
+    if (!device.is_cpu()) devices_ |= uint64_t{1} << (device.index & 63);
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorView& view = inputs[i].tensor;
+    bool empty = inputs[i].kind != ValueKind::Tensor;
+    for (int d = 0; d < view.ndim; ++d) empty = empty || view.shape[d] == 0;
+    if (!empty) add(view.device);
+  }
+  for (const OutputSlot& slot : method.state_->outputs) {
+    if (slot.spec != nullptr && slot.spec->nbytes > 0) add(slot.spec->device);
+  }
+  if (!stream_.given) {
+    wait();
+    return;
+  }
+  for_each([&](Device device) {
+    cuda::check(cuda::api().set_caller_stream(device.index, stream_.handle), "use the stream");
+  });
+}
+
+Method::DeviceTurn::~DeviceTurn() {
+  for_each([&](Device device) {
+    if (stream_.given) cuda::loaded()->clear_caller_stream(device.index);
+    // What a failed run has started may still read the inputs, which their owner takes back now.
+    if (!finished_) cuda::loaded()->synchronize_device(device.index);
+  });
+}
+
+template <typename Work>
+void Method::DeviceTurn::for_each(Work work) const {
+  for (int8_t i = 0; i < 64; ++i) {
+    if (devices_ >> i & 1) work(Device{DeviceType::Cuda, i});
+  }
+}
+
+void Method::DeviceTurn::wait() const {
+  for_each([](Device device) { cuda::synchronize(device); });
+}
+
+void Method::DeviceTurn::finish(std::span<OutputValue> results) {
+  if (devices_ == 0) return;
+  if (!stream_.given) {
+    wait();
+    finished_ = true;
+    return;
+  }
+  std::shared_ptr<void> event;  // one for all results of a device
+  Device of;
+  for (OutputValue& result : results) {
+    if (!result.tensor || result.tensor->device.is_cpu()) continue;
+    if (event == nullptr || !(of == result.tensor->device)) {
+      of = result.tensor->device;
+      event = cuda::record(of, stream_.handle);
+    }
+    result.tensor->ready = event;
+    result.tensor->stream = stream_.handle;
+  }
+  finished_ = true;
+}
+
+void Method::install_on_device(size_t i, const TensorView& view, size_t nbytes) {
+  InputSlot& slot = state_->inputs[i];
+  slot.copied = slot.planned != nullptr;
+  if (slot.planned == nullptr) {
+    slot.impl->set_data(view.data);
+    return;
+  }
+  // The runtime would copy with memcpy: planned memory of a device is filled here.
+  slot.impl->set_data(slot.planned);
+  cuda::copy(slot.spec->device, kPteronCudaDeviceToDevice, slot.planned, view.data, nbytes,
+             stream_.handle);
+}
+
+}  // namespace pteron

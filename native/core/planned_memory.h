@@ -1,0 +1,36 @@
+// The memory of planned buffers: one arena each, on the host or on a device.
+#pragma once
+
+#include <executorch/runtime/core/device_memory_buffer.h>
+#include <executorch/runtime/core/span.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "device.h"
+
+namespace pteron {
+
+struct Arena {
+  std::unique_ptr<std::byte[], void (*)(std::byte*)> memory{nullptr, nullptr};
+  executorch::runtime::DeviceMemoryBuffer device_memory;
+  executorch::runtime::Span<uint8_t> span;
+
+  // On the host it holds zeros: state without initial values starts there. `what` is for messages.
+  // Throws Error{Memory, Device}.
+  static Arena create(const Device& device, uint64_t size, const std::string& what);
+};
+
+// Copies between the host and planned memory on `device`, which may be the host too. Throws
+// Error{Device}.
+void read_planned(const Device& device, void* to, const void* planned, size_t nbytes);
+void write_planned(const Device& device, void* planned, const void* from, size_t nbytes);
+
+uint64_t physical_memory() noexcept;
+
+// "<what> needs 12 bytes, which are not to be had, error: 0x21 (MemoryAllocationFailed)".
+[[noreturn]] void no_memory(const std::string& what, uint64_t nbytes);
+
+}  // namespace pteron

@@ -1,0 +1,17 @@
+// What this process can run: the kernels and backends registered with pteron's copy of the runtime.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace pteron {
+
+std::vector<std::string> operator_names();
+bool has_operator(const std::string& full_name);
+
+std::vector<std::string> backend_names();
+bool has_backend(const std::string& id);
+// Registered, and able to run here. Throws nothing: an unknown backend is not available.
+bool is_backend_available(const std::string& id);
+
+}  // namespace pteron

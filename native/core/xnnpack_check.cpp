@@ -1,0 +1,263 @@
+#include "xnnpack_check.h"
+
+#include <cstddef>
+#include <cstring>
+#include <iterator>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace pteron {
+namespace {
+
+using flatbuffer::Buffer;
+using flatbuffer::Field;
+using flatbuffer::Place;
+using flatbuffer::Table;
+
+// Field numbers of XNNPACK's runtime_schema.fbs.
+constexpr Field kNodes{1, "xnodes"}, kValues{2, "xvalues"};
+constexpr Field kNumExternals{3, "num_externs"};
+constexpr Field kInputs{4, "input_ids"}, kOutputs{5, "output_ids"};
+constexpr Field kBuffers{6, "constant_buffer"}, kConstants{8, "constant_data"};
+constexpr Field kUnionType{0, "type"}, kUnion{1, "union"};  // of a node and of a value
+constexpr Field kStorage{0, "storage"};
+constexpr Field kOffset{0, "offset"}, kSize{1, "size"}, kKey{2, "named_key"};
+constexpr Field kTensorOfQuantized{0, "tensor_value"}, kQuantType{1, "quant_params_type"};
+constexpr Field kQuant{2, "quant_params"};
+constexpr Field kDatatype{0, "datatype"}, kNumDims{1, "num_dims"}, kDims{2, "dims"};
+constexpr Field kConstant{3, "constant_buffer_idx"}, kExternalId{4, "external_id"};
+constexpr Field kFlags{5, "flags"}, kId{6, "id_out"};
+constexpr Field kScale{0, "scale"}, kChannel{1, "channel_dim"};
+constexpr Field kChannelBuffer{2, "scale_buffer_idx"};
+constexpr Field kGroupSize{2, "group_size"}, kGroupBuffer{4, "scale_buffer_idx"};
+constexpr uint8_t kQuantized = 2, kPerChannel = 1, kPerGroup = 4;
+constexpr uint32_t kTransposed = 1;    // XNN_FLAG_TRANSPOSE_WEIGHTS
+constexpr uint32_t kExternal = 1 | 2;  // XNN_VALUE_FLAG_EXTERNAL_INPUT, _OUTPUT
+
+// Bits of an element, by XNNDatatype.
+constexpr uint8_t kBits[] = {0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16};
+
+struct Value {
+  std::vector<uint32_t> dims;
+  bool constant = false;
+  bool external = false;
+  uint64_t numel = 1;  // UINT64_MAX: more than there can be
+};
+
+uint64_t times(uint64_t a, uint64_t b) {
+  uint64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+class Check {
+ public:
+  Check(const Table& root, uint64_t room, const NamedSize& named, const Place& place)
+      : root_(root), room_(room), named_(named), place_(place) {}
+
+  void run() {
+    read_constants();
+    const auto values = root_.vector<uint32_t>(kValues);
+    for (uint32_t i = 0; i < values.size(); ++i) add_value(root_.element(values, i), i);
+    const auto nodes = root_.vector<uint32_t>(kNodes);
+    for (uint32_t i = 0; i < nodes.size(); ++i) check_node(root_.element(nodes, i), i);
+    if (check_externals(kInputs) + check_externals(kOutputs) != arguments_.size()) {
+      fail("it has " + std::to_string(arguments_.size()) + " arguments, and lists others");
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    place_.fail("its XNNPACK payload is damaged: " + what);
+  }
+
+  void read_constants() {
+    const auto buffers = root_.vector<uint32_t>(kBuffers);
+    for (uint32_t i = 0; i < buffers.size(); ++i) {
+      constants_.push_back(root_.element(buffers, i).unvisited<uint8_t>(kStorage).size());
+    }
+    const auto entries = root_.vector<uint32_t>(kConstants);
+    if (entries.size() > 0) constants_.clear();
+    for (uint32_t i = 0; i < entries.size(); ++i) {
+      const Table entry = root_.element(entries, i);
+      const auto offset = entry.get<uint64_t>(kOffset);
+      const auto size = entry.get<uint64_t>(kSize);
+      const std::string_view key = entry.string(kKey);
+      if (i > 0 && key.empty() && (offset > room_ || size > room_ - offset)) {
+        fail("constant " + std::to_string(i) + " lies outside of it");
+      }
+      constants_.push_back(key.empty() ? size : named_(key));
+    }
+  }
+
+  // Bytes of a constant; index 0 stands for none.
+  uint64_t constant_nbytes(uint32_t index, const std::string& name) const {
+    if (index >= constants_.size()) fail(name + " is constant " + std::to_string(index));
+    return constants_[index];
+  }
+
+  void require(uint64_t has, uint64_t needs, const std::string& what) const {
+    if (has >= needs) return;
+    fail(what + " has " + std::to_string(has) + " of " + std::to_string(needs));
+  }
+
+  void add_value(const Table& entry, uint32_t i) {
+    const std::string name = "value " + std::to_string(i);
+    const Table content = entry.table(kUnion);
+    if (!content.present()) fail(name + " is missing");
+    const bool quantized = entry.get<uint8_t>(kUnionType) == kQuantized;
+    const Table tensor = quantized ? content.table(kTensorOfQuantized) : content;
+    if (!tensor.present()) fail(name + " has no tensor");
+    Value value;
+    const auto dims = tensor.vector<uint32_t>(kDims);
+    if (dims.size() != tensor.get<uint32_t>(kNumDims)) fail(name + " has a wrong rank");
+    for (uint32_t d = 0; d < dims.size(); ++d) {
+      value.dims.push_back(dims[d]);
+      value.numel = times(value.numel, dims[d]);
+    }
+    const auto type = tensor.get<int16_t>(kDatatype);
+    if (type <= 0 || static_cast<size_t>(type) >= std::size(kBits)) {
+      fail(name + " is of the unknown type " + std::to_string(type));
+    }
+    const auto index = tensor.get<uint32_t>(kConstant);
+    value.constant = index != 0;
+    value.external = (tensor.get<uint32_t>(kFlags) & kExternal) != 0;
+    const auto position = tensor.get<uint32_t>(kExternalId);
+    if (value.external != (position != UINT32_MAX) || (value.external && value.constant)) {
+      fail(name + " is an argument and is none");
+    }
+    if (value.external) {
+      if (position >= root_.get<uint32_t>(kNumExternals)) fail(name + " is an unknown argument");
+      if (!arguments_.insert(position).second) fail(name + " is the argument of another");
+    }
+    if (value.constant) {
+      const uint64_t bits = times(value.numel, kBits[type]);
+      require(constant_nbytes(index, name), bits / 8 + (bits % 8 != 0), name + ", in bytes,");
+    }
+    if (quantized) check_scales(content, value, name);
+    if (!values_.emplace(tensor.get<uint32_t>(kId), std::move(value)).second) {
+      fail(name + " has the id of another");
+    }
+  }
+
+  void check_scales(const Table& content, const Value& value, const std::string& name) const {
+    const auto kind = content.get<uint8_t>(kQuantType);
+    if (kind != kPerChannel && kind != kPerGroup) return;
+    const Table scales = content.table(kQuant);
+    if (!scales.present()) fail(name + " has no scales");
+    const auto channel = static_cast<uint32_t>(scales.get<int32_t>(kChannel));
+    if (channel >= value.dims.size()) fail(name + " has its scales along no dimension");
+    uint64_t needs = value.dims[channel];
+    uint32_t width = sizeof(float);
+    if (kind == kPerGroup) {
+      const auto group = scales.get<int32_t>(kGroupSize);
+      if (group <= 0) fail(name + " has groups of " + std::to_string(group));
+      const uint64_t along = needs == 0 ? 0 : value.numel / needs;
+      needs = times(needs, along / static_cast<uint64_t>(group));
+      width = 2;  // bfloat16
+    }
+    const auto buffer = scales.get<uint32_t>(kind == kPerGroup ? kGroupBuffer : kChannelBuffer);
+    const uint64_t has = buffer != 0 ? constant_nbytes(buffer, name) / width
+                                     : scales.unvisited<float>(kScale).size();
+    require(has, needs, "the list of scales of " + name);
+  }
+
+  // The runtime looks for the arguments of the call at the ids of these.
+  size_t check_externals(Field field) const {
+    const auto ids = root_.vector<uint32_t>(field);
+    for (uint32_t i = 0; i < ids.size(); ++i) {
+      const auto found = values_.find(ids[i]);
+      if (found == values_.end() || !found->second.external) {
+        fail(std::string("one of its '") + field.name + "' is no argument");
+      }
+    }
+    return ids.size();
+  }
+
+  const Value* find(const Table& node, uint16_t slot) const {
+    const auto found = values_.find(node.get<uint32_t>({slot, "value"}, 0));
+    return found == values_.end() ? nullptr : &found->second;  // XNNPACK refuses unknown ids
+  }
+
+  void check_output(uint32_t id, const std::string& name) {
+    const auto found = values_.find(id);
+    if (found == values_.end()) return;
+    if (found->second.constant) fail("the output" + name + " is a constant");
+    if (!written_.insert(id).second) fail("the output" + name + " is that of another");
+  }
+
+  void check_node(const Table& entry, uint32_t i) {
+    constexpr uint8_t kFullyConnected = 2, kConv = 7, kDepthwiseConv = 13, kTransposedConv = 39;
+    const std::string name = " of node " + std::to_string(i);
+    const auto type = entry.get<uint8_t>(kUnionType);
+    const Table node = entry.table(kUnion);
+    if (type == 0 || !node.present()) fail("node " + std::to_string(i) + " is missing");
+    if (type == kFullyConnected) {
+      check_output(node.get<uint32_t>({3, "output_id"}), name);
+      const Value* filter = find(node, 1);
+      if (filter == nullptr || !filter->constant) return;
+      if (filter->dims.size() != 2) fail("the filter" + name + " is no matrix");
+      const bool transposed = (node.get<uint32_t>({4, "flags"}) & kTransposed) != 0;
+      check_bias(find(node, 2), filter->dims[transposed ? 1 : 0], name);
+    } else if (type == kConv || type == kDepthwiseConv || type == kTransposedConv) {
+      const auto number = [&](uint16_t slot) -> uint64_t {
+        return node.get<uint32_t>({slot, "size"});
+      };
+      check_output(node.get<uint32_t>({18, "output_id"}), name);
+      const uint64_t kernel = times(number(4), number(5));
+      const uint64_t outputs = times(number(11), number(12));
+      const uint64_t inputs = type == kDepthwiseConv ? 1 : number(10);
+      if (const Value* filter = find(node, 16)) {
+        require(filter->numel, times(times(kernel, outputs), inputs), "the filter" + name);
+      }
+      check_bias(find(node, 17), outputs, name);
+      const Value* input = find(node, 15);
+      if (input == nullptr) return;
+      if (input->dims.size() != 4) fail("the input" + name + " is no image");
+      require(input->dims[3], times(number(10), number(12)), "the channels" + name);
+    }
+  }
+
+  void check_bias(const Value* bias, uint64_t outputs, const std::string& name) const {
+    if (bias != nullptr && bias->constant) require(bias->numel, outputs, "the bias" + name);
+  }
+
+  const Table& root_;
+  uint64_t room_;
+  const NamedSize& named_;
+  const Place& place_;
+  std::vector<uint64_t> constants_;
+  std::unordered_map<uint32_t, Value> values_;
+  std::unordered_set<uint32_t> arguments_;  // positions
+  std::unordered_set<uint32_t> written_;    // by nodes of the kinds that are checked
+};
+
+}  // namespace
+
+void check_xnnpack_payload(uint64_t offset, uint64_t nbytes, const ReadAt& read,
+                           const NamedSize& named, const Place& place) {
+  constexpr size_t kHeader = 30;
+  std::byte header[kHeader];
+  if (nbytes < kHeader || !read(offset, header)) return;
+  uint32_t from = 0, constants_from = 0;
+  uint64_t size = nbytes, room = 0;
+  if (std::memcmp(header + 4, "XH00", 4) == 0) {
+    uint32_t graph_size = 0;
+    std::memcpy(&from, header + 10, sizeof from);
+    std::memcpy(&graph_size, header + 14, sizeof graph_size);
+    std::memcpy(&constants_from, header + 18, sizeof constants_from);
+    size = graph_size;
+    if (constants_from > nbytes) place.fail("its XNNPACK payload is cut short");
+    room = nbytes - constants_from;
+  }
+  if (from > nbytes || size > nbytes - from) place.fail("its XNNPACK payload is cut short");
+  std::vector<std::byte> graph(static_cast<size_t>(size));
+  if (!read(offset + from, graph)) return;
+  Buffer buffer(graph, place);
+  const Table root(buffer, flatbuffer::follow(buffer, 0, "graph"), "graph");
+  Check(root, room, named, place).run();
+}
+
+}  // namespace pteron

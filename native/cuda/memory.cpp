@@ -1,0 +1,208 @@
+#include "memory.h"
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "context.h"
+#include "staging.h"
+#include "stream.h"
+
+namespace pteron::cuda {
+
+namespace {
+
+struct Block {
+  size_t nbytes = 0;
+  bool pooled = false;
+};
+
+struct State {
+  std::mutex mutex;
+  std::unordered_map<void*, Block> blocks;
+  size_t nbytes = 0;
+  std::map<int, Pool> pools;  // null: the device has none
+};
+
+State& state() {
+  static State* const instance = new State;
+  return *instance;
+}
+
+constexpr int kPoolReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+
+// The device's pool, or null. The context must be current, the mutex held.
+Pool pool_of(State& s, int device) {
+  if (auto found = s.pools.find(device); found != s.pools.end()) return found->second;
+  const Driver& d = driver();
+  Pool pool = nullptr;
+  int supported = 0;
+  DeviceHandle handle = 0;
+  if (d.pool_create != nullptr && d.pool_set_attribute != nullptr && d.pool_trim != nullptr &&
+      d.pool_alloc_async != nullptr && d.free_async != nullptr &&
+      d.device_get(&handle, device) == kSuccess &&
+      d.device_attribute(&supported, kAttributeMemoryPools, handle) == kSuccess && supported != 0) {
+    PoolProperties properties;
+    properties.location_id = handle;
+    if (d.pool_create(&pool, &properties) == kSuccess) {
+      // Keep freed memory: giving it back at every synchronisation would undo the pool's point.
+      unsigned long long keep_everything = ~0ULL;
+      d.pool_set_attribute(pool, kPoolReleaseThreshold, &keep_everything);
+    } else {
+      pool = nullptr;
+    }
+  }
+  s.pools.emplace(device, pool);
+  return pool;
+}
+
+void remember(void* pointer, size_t nbytes, bool pooled) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.blocks[pointer] = {nbytes, pooled};
+  s.nbytes += nbytes;
+}
+
+// Whether the block came from a pool. A pointer that is not ours is freed like cuMemAlloc's.
+bool forget(void* pointer) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  auto found = s.blocks.find(pointer);
+  if (found == s.blocks.end()) return false;
+  const bool pooled = found->second.pooled;
+  s.nbytes -= found->second.nbytes;
+  s.blocks.erase(found);
+  return pooled;
+}
+
+[[noreturn]] void out_of_memory(Result result, size_t nbytes, int device) {
+  throw Failure(result_code(result), "cannot allocate " + std::to_string(nbytes) +
+                                         " bytes on cuda:" + std::to_string(device) + ": " +
+                                         result_text(result));
+}
+
+void free_block(int device, void* pointer, Stream stream, bool ordered) noexcept {
+  if (pointer == nullptr) return;
+  to_code([&] {
+    const bool pooled = forget(pointer);
+    ContextGuard guard(device);
+    // cuMemFree waits for the device by itself, so it is right for pool memory as well.
+    if (pooled && ordered) {
+      driver().free_async(to_device_ptr(pointer), stream);
+    } else {
+      driver().memory_free(to_device_ptr(pointer));
+    }
+  });
+}
+
+}  // namespace
+
+void* allocate_async(int device, size_t nbytes, Stream stream) {
+  ContextGuard guard(device);
+  Pool pool = nullptr;
+  {
+    State& s = state();
+    std::lock_guard lock(s.mutex);
+    pool = pool_of(s, device);
+  }
+  if (pool == nullptr) return allocate(device, nbytes);
+  DevicePtr pointer = 0;
+  const size_t size = nbytes == 0 ? 1 : nbytes;
+  Result result = driver().pool_alloc_async(&pointer, size, pool, stream);
+  if (result == kOutOfMemory) {
+    // Freed blocks may still wait for their streams, or sit in the pool in the wrong sizes.
+    driver().context_synchronize();
+    driver().pool_trim(pool, 0);
+    result = driver().pool_alloc_async(&pointer, size, pool, stream);
+  }
+  if (result != kSuccess) out_of_memory(result, nbytes, device);
+  remember(to_pointer(pointer), nbytes, true);
+  return to_pointer(pointer);
+}
+
+void free_async(int device, void* pointer, Stream stream) noexcept {
+  free_block(device, pointer, stream, true);
+}
+
+void* allocate(int device, size_t nbytes) {
+  ContextGuard guard(device);
+  DevicePtr pointer = 0;
+  const size_t size = nbytes == 0 ? 1 : nbytes;
+  Result result = driver().memory_alloc(&pointer, size);
+  if (result == kOutOfMemory) {
+    trim_pool(device);
+    result = driver().memory_alloc(&pointer, size);
+  }
+  if (result != kSuccess) out_of_memory(result, nbytes, device);
+  remember(to_pointer(pointer), nbytes, false);
+  return to_pointer(pointer);
+}
+
+void free(int device, void* pointer) noexcept { free_block(device, pointer, nullptr, false); }
+
+void trim_pool(int device) noexcept {
+  to_code([device] {
+    Pool pool = nullptr;
+    {
+      State& s = state();
+      std::lock_guard lock(s.mutex);
+      if (auto found = s.pools.find(device); found != s.pools.end()) pool = found->second;
+    }
+    if (pool == nullptr) return;
+    ContextGuard guard(device);
+    driver().context_synchronize();
+    driver().pool_trim(pool, 0);
+  });
+}
+
+void copy_async(CopyKind kind, int device, void* dst, const void* src, size_t nbytes,
+                Stream stream) {
+  if (nbytes == 0 || dst == src) return;
+  if (dst == nullptr || src == nullptr) {
+    throw Failure(ErrorCode::InvalidArgument,
+                  "cannot copy " + std::to_string(nbytes) + " bytes: no memory at one end");
+  }
+  ContextGuard guard(device);
+  switch (kind) {
+    case CopyKind::HostToDevice:
+      check(driver().copy_htod_async(to_device_ptr(dst), src, nbytes, stream),
+            "copy host memory to the device");
+      return;
+    case CopyKind::DeviceToHost:
+      check(driver().copy_dtoh_async(dst, to_device_ptr(src), nbytes, stream),
+            "copy device memory to the host");
+      return;
+    case CopyKind::DeviceToDevice:
+      check(driver().copy_dtod_async(to_device_ptr(dst), to_device_ptr(src), nbytes, stream),
+            "copy device memory");
+      return;
+  }
+}
+
+void copy(CopyKind kind, int device, void* dst, const void* src, size_t nbytes, Stream stream) {
+  if (nbytes == 0 || dst == src) return;
+  if (kind == CopyKind::DeviceToDevice || dst == nullptr || src == nullptr) {
+    copy_async(kind, device, dst, src, nbytes, stream);
+    return;
+  }
+  ContextGuard guard(device);
+  const bool up = kind == CopyKind::HostToDevice;
+  const bool pageable = pointer_info(up ? src : dst).kind == PointerInfo::Kind::Host;
+  if (pageable && nbytes >= kStagingThreshold &&
+      (up ? upload_staged(device, dst, src, nbytes, stream)
+          : download_staged(device, dst, src, nbytes, stream))) {
+    return;
+  }
+  copy_async(kind, device, dst, src, nbytes, stream);
+  // An upload from pageable memory has been staged when the call returns; one from pinned memory
+  // reads it later.
+  if (!up || !pageable) synchronize_stream(device, stream);
+}
+
+MemoryUse memory_use() noexcept {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return {s.blocks.size(), s.nbytes};
+}
+
+}  // namespace pteron::cuda
