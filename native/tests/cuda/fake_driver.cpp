@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "fake_driver_state.h"
+
+namespace fake_cuda {
+
+State& fake() {
+  static State* const instance = [] {
+    auto* f = new State;
+    if (const char* text = std::getenv("FAKE_CUDA_DEVICES")) f->devices = std::atoi(text);
+    f->streams[nullptr];                     // the legacy stream
+    f->streams[reinterpret_cast<void*>(2)];  // CU_STREAM_PER_THREAD, for one thread
+    return f;
+  }();
+  return *instance;
+}
+
+std::vector<int>& thread_contexts() {
+  thread_local std::vector<int> devices;
+  return devices;
+}
+
+Result injected(const char* symbol) {
+  auto found = fake().failures.find(symbol);
+  if (found == fake().failures.end()) return kOk;
+  if (found->second.second-- > 0) return kOk;
+  const Result result = found->second.first;
+  fake().failures.erase(found);
+  return result;
+}
+
+bool inside(const void* p, size_t nbytes) {
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  auto& blocks = fake().blocks;
+  auto next = blocks.upper_bound(at);
+  if (next == blocks.begin()) return false;
+  const auto& [start, block] = *std::prev(next);
+  return at - start <= block.nbytes && nbytes <= block.nbytes - (at - start);
+}
+
+bool on_device(const void* p) { return inside(p, 0) && inside(p, 1); }
+
+Result bad_pointer() {
+  ++fake().counters.bad_pointers;
+  return kInvalidValue;
+}
+
+static void run_front(Stream& stream) {
+  Work work = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  if (work.after != 0) run_until(work.after_stream, work.after);
+  if (work.body) work.body();
+}
+
+// Runs a stream's work up to a ticket, and before it whatever CUDA would have run first.
+void run_until(void* handle, uint64_t ticket) {
+  auto found = fake().streams.find(handle);
+  if (found == fake().streams.end()) return;
+  Stream& stream = found->second;
+  while (!stream.queue.empty() && stream.queue.front().ticket <= ticket) {
+    const uint64_t own = stream.queue.front().ticket;
+    if (handle == nullptr) {
+      for (auto& [other, s] : fake().streams) {
+        if (other != nullptr && s.blocking) run_until(other, own);
+      }
+    } else if (stream.blocking) {
+      Stream& legacy = fake().streams[nullptr];
+      if (!legacy.queue.empty() && legacy.queue.front().ticket < own) run_until(nullptr, own);
+    }
+    if (!stream.queue.empty() && stream.queue.front().ticket <= own) run_front(stream);
+  }
+}
+
+void run_stream(void* handle) {
+  run_until(handle, fake().tickets);
+  // The legacy stream waits for blocking streams even when it has no work of its own.
+  if (handle == nullptr) {
+    for (auto& [other, stream] : fake().streams) {
+      if (stream.blocking) run_until(other, fake().tickets);
+    }
+  }
+}
+
+void run_everything() {
+  for (auto& [handle, stream] : fake().streams) run_until(handle, fake().tickets);
+}
+
+Result submit(void* stream, std::function<void()> body) {
+  auto found = fake().streams.find(stream);
+  if (found == fake().streams.end()) return kInvalidHandle;
+  const uint64_t ticket = ++fake().tickets;
+  if (!fake().deferred) {
+    body();
+    return kOk;
+  }
+  found->second.queue.push_back({ticket, 0, nullptr, std::move(body)});
+  return kOk;
+}
+
+Result allocate(Pointer* out, size_t nbytes) {
+  NEED_CONTEXT();
+  if (nbytes == 0) return kInvalidValue;
+  if (fake().counters.live_bytes + nbytes > fake().memory) return kOutOfMemory;
+  void* memory = std::aligned_alloc(256, (nbytes + 255) / 256 * 256);
+  if (memory == nullptr) return kOutOfMemory;
+  std::memset(memory, 0xCD, nbytes);
+  fake().blocks[reinterpret_cast<uintptr_t>(memory)] = {nbytes, thread_contexts().back()};
+  ++fake().counters.live_blocks;
+  ++fake().counters.allocations;
+  fake().counters.live_bytes += nbytes;
+  *out = reinterpret_cast<uintptr_t>(memory);
+  return kOk;
+}
+
+Result release(Pointer p) {
+  auto found = fake().blocks.find(address(p));
+  if (found == fake().blocks.end()) return bad_pointer();
+  --fake().counters.live_blocks;
+  fake().counters.live_bytes -= found->second.nbytes;
+  std::memset(pointer(p), 0xDD, found->second.nbytes);
+  fake().blocks.erase(found);
+  std::free(pointer(p));
+  return kOk;
+}
+
+bool is_pinned(const void* p) {
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  for (const auto& [start, size] : fake().pinned) {
+    if (at >= start && at < start + size) return true;
+  }
+  return false;
+}
+
+Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void* stream) {
+  NEED_CONTEXT();
+  const bool good = (to == Side::Device ? inside(dst, nbytes) : !on_device(dst)) &&
+                    (from == Side::Device ? inside(src, nbytes) : !on_device(src));
+  if (!good) return bad_pointer();
+  ++(to == Side::Host     ? fake().counters.downloads
+     : from == Side::Host ? fake().counters.uploads
+                          : fake().counters.device_copies);
+  // Pageable memory is read before the call returns, as the driver does for small copies.
+  if (from == Side::Host && !is_pinned(src)) {
+    std::string staged(static_cast<const char*>(src), nbytes);
+    return submit(stream, [=] { std::memcpy(dst, staged.data(), staged.size()); });
+  }
+  return submit(stream, [=] { std::memcpy(dst, src, nbytes); });
+}
+
+Side side_of(const void* p) { return on_device(p) ? Side::Device : Side::Host; }
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;  // NOLINT
+
+FAKE void fake_cuda_counters(FakeCudaCounters* out) {
+  std::lock_guard lock(fake().mutex);
+  *out = fake().counters;
+}
+FAKE void fake_cuda_reset_counters() {
+  std::lock_guard lock(fake().mutex);
+  FakeCudaCounters& c = fake().counters;
+  FakeCudaCounters kept{};
+  kept.live_blocks = c.live_blocks;
+  kept.live_bytes = c.live_bytes;
+  kept.live_streams = c.live_streams;
+  kept.live_events = c.live_events;
+  kept.live_modules = c.live_modules;
+  kept.live_pools = c.live_pools;
+  c = kept;
+}
+FAKE void fake_cuda_fail(const char* symbol, int result, int after) {
+  std::lock_guard lock(fake().mutex);
+  if (symbol == nullptr) {
+    fake().failures.clear();
+  } else {
+    fake().failures[symbol] = {result, after};
+  }
+}
+FAKE void fake_cuda_set_devices(int count) { fake().devices = count; }
+FAKE void fake_cuda_set_pools(int supported) { fake().pools = supported; }
+FAKE void fake_cuda_set_version(int version) { fake().version = version; }
+FAKE void fake_cuda_set_memory(uint64_t nbytes) { fake().memory = nbytes; }
+FAKE void fake_cuda_defer(int deferred) {
+  std::lock_guard lock(fake().mutex);
+  run_everything();
+  fake().deferred = deferred != 0;
+}
+FAKE void fake_cuda_pin(void* p, size_t nbytes) {
+  std::lock_guard lock(fake().mutex);
+  fake().pinned[reinterpret_cast<uintptr_t>(p)] = nbytes;
+}
+FAKE void fake_cuda_unpin(void* p) {
+  std::lock_guard lock(fake().mutex);
+  fake().pinned.erase(reinterpret_cast<uintptr_t>(p));
+}
+FAKE void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument) {
+  std::lock_guard lock(fake().mutex);
+  ++fake().counters.launches;
+  submit(stream, [=] { kernel(argument); });
+}

@@ -1,0 +1,45 @@
+// Control of the fake CUDA driver, by C functions that it exports (dlsym, or ctypes from Python).
+//
+// The fake is a library with the soname libcuda.so.1 that keeps "device" memory in host memory and
+// checks every pointer's side. Work on streams runs at once, or, when deferred, as late as CUDA's
+// rules allow: at a wait, in the order that streams, events and the legacy stream's rule give. Code
+// that forgets to order or to wait then reads stale bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+struct FakeCudaCounters {
+  uint64_t live_blocks, live_bytes;  // device memory
+  uint64_t live_streams, live_events, live_modules;
+  uint64_t live_pools;
+  uint64_t allocations, launches;
+  uint64_t device_waits, stream_waits, event_waits;  // on the host
+  uint64_t event_records, stream_wait_events;        // on the device
+  uint64_t uploads, downloads, device_copies;
+  uint64_t bad_pointers;  // calls that were given a pointer of the wrong side or size
+  uint64_t bad_contexts;  // calls that need a current context and had none
+};
+
+void fake_cuda_counters(FakeCudaCounters* out);
+void fake_cuda_reset_counters();  // the ones that only grow
+
+// The call `symbol` fails with `result` after `after` more good ones; null clears all.
+void fake_cuda_fail(const char* symbol, int result, int after);
+
+void fake_cuda_set_devices(int count);       // before cuInit
+void fake_cuda_set_pools(int supported);     // before the first allocation
+void fake_cuda_set_version(int version);     // before cuInit
+void fake_cuda_set_memory(uint64_t nbytes);  // per device
+void fake_cuda_defer(int deferred);
+
+// Host memory that cuPointerGetAttributes calls pinned.
+void fake_cuda_pin(void* pointer, size_t nbytes);
+void fake_cuda_unpin(void* pointer);
+
+// A kernel: runs on the host, in stream order, when its stream gets to it.
+void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument);
+
+}  // extern "C"

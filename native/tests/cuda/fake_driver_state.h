@@ -1,0 +1,108 @@
+// The fake driver's state and the rules of its streams, shared by its two files.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fake_driver.h"
+
+#define FAKE extern "C" __attribute__((visibility("default")))
+
+namespace fake_cuda {
+
+using Result = int;
+using Pointer = unsigned long long;
+
+constexpr Result kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
+                 kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600;
+
+struct Block {
+  size_t nbytes = 0;
+  int device = 0;
+};
+
+struct Event {
+  uint64_t ticket = 0;  // of the record that counts; 0: never recorded
+  void* stream = nullptr;
+};
+
+struct Work {
+  uint64_t ticket = 0;
+  uint64_t after = 0;            // wait for this ticket ...
+  void* after_stream = nullptr;  // ... of this stream
+  std::function<void()> body;
+};
+
+struct Stream {
+  bool blocking = true;
+  std::deque<Work> queue;
+};
+
+struct State {
+  std::recursive_mutex mutex;
+  int devices = 1;
+  int pools = 1;
+  int version = 13000;
+  uint64_t memory = uint64_t{16} << 30;
+  bool initialized = false;
+  bool deferred = false;
+  FakeCudaCounters counters{};
+  std::map<uintptr_t, Block> blocks;  // by address
+  std::map<uintptr_t, size_t> pinned;
+  std::map<void*, Stream> streams;
+  std::set<Event*> events;
+  std::set<void*> modules;
+  std::set<void*> pool_handles;
+  std::map<std::string, std::pair<Result, int>> failures;
+  uint64_t tickets = 0;
+};
+
+State& fake();
+std::vector<int>& thread_contexts();  // devices, innermost last
+
+inline uintptr_t address(Pointer p) { return static_cast<uintptr_t>(p); }
+inline void* pointer(Pointer p) { return reinterpret_cast<void*>(address(p)); }
+
+// What a call that was told to fail returns.
+Result injected(const char* symbol);
+
+// Device memory that this range lies in; host memory that is pinned.
+bool inside(const void* p, size_t nbytes);
+bool on_device(const void* p);
+bool is_pinned(const void* p);
+Result bad_pointer();
+
+Result allocate(Pointer* out, size_t nbytes);
+Result release(Pointer p);
+
+// Queues work on a stream, or does it at once when nothing is deferred.
+Result submit(void* stream, std::function<void()> body);
+// Does a stream's work up to a ticket, and before it whatever CUDA would have done first.
+void run_until(void* stream, uint64_t ticket);
+void run_stream(void* stream);
+void run_everything();
+
+enum class Side { Host, Device };
+Side side_of(const void* p);
+Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void* stream);
+
+}  // namespace fake_cuda
+
+#define ENTER(symbol)                              \
+  std::lock_guard lock(fake().mutex);              \
+  if (!fake().initialized) return kNotInitialized; \
+  if (const Result failure = injected(#symbol); failure != kOk) return failure
+
+#define NEED_CONTEXT()              \
+  if (thread_contexts().empty()) {  \
+    ++fake().counters.bad_contexts; \
+    return kInvalidContext;         \
+  }                                 \
+  static_cast<void>(0)

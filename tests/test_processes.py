@@ -1,0 +1,269 @@
+"""Forks, other processes, subinterpreters and the end of the interpreter."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import DATA, load_fixture
+
+import pteron
+from pteron.errors import ArgumentError, ClosedError
+from pteron.runtime import Runtime
+
+PRELUDE = f"""
+import os, signal, sys, threading, time
+import numpy as np
+import pteron
+from pathlib import Path
+DATA = Path({str(DATA)!r})
+
+def method(name):
+    return pteron.load(DATA / f"{{name}}.pte").load_method()
+
+def inputs(method):
+    return [np.ones(info.sizes(), info.dtype_name()) for info in method.metadata.inputs]
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+"""
+
+
+def script(tmp_path: Path, code: str, silent: bool = True) -> str:
+    """Run `code` after `PRELUDE` in a new process; it must end well and `silent`."""
+    file = tmp_path / "script.py"
+    file.write_text(PRELUDE + code)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not (silent and done.stderr)
+    return done.stdout
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+
+@needs_fork
+def test_fork_before_use(tmp_path: Path) -> None:
+    """Parent and children each start to use pteron after the fork."""
+    code = """
+def work():
+    m = method("conv_xnnpack")
+    m.execute(inputs(m))
+print(in_child(work), work(), in_child(work))
+"""
+    assert script(tmp_path, code).split() == ["0", "None", "0"]
+
+
+@needs_fork
+def test_fork_after_use(tmp_path: Path) -> None:
+    """A child runs the parent's methods and new ones, with as many threads; its own child too."""
+    code = """
+from pteron.runtime import Runtime
+Runtime.get().num_threads = 3
+names = ("big_add", "conv_xnnpack", "mlp")
+methods = [method(name) for name in names]
+results = [m.execute(inputs(m)) for m in methods]
+
+def threads():
+    return len(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else 3
+
+def work():
+    for name, m, result in zip(names, methods, results):
+        for again in (m, method(name)):
+            got = again.execute(inputs(again))
+            assert np.array_equal(np.asarray(got[0]), np.asarray(result[0]))
+    assert Runtime.get().num_threads == 3
+    assert threads() == 3, threads()
+
+def nested():
+    work()
+    assert in_child(work) == 0
+
+print(in_child(nested))
+work()
+"""
+    assert script(tmp_path, code).split() == ["0"]
+
+
+@needs_fork
+def test_fork_while_threads_run(tmp_path: Path) -> None:
+    """A fork finds no lock of the runtime held, though other threads run, load and drop methods."""
+    code = """
+shared = method("conv_xnnpack")
+stop = False
+def loop(new):
+    while not stop:
+        m = method("conv_xnnpack") if new else shared
+        m.execute(inputs(m))
+threads = [threading.Thread(target=loop, args=(new,)) for new in (False, False, True)]
+[t.start() for t in threads]
+def work():
+    for m in (shared, method("conv_xnnpack")):
+        m.execute(inputs(m))
+print(sum(in_child(work) for _ in range(30)))
+stop = True
+[t.join() for t in threads]
+"""
+    assert script(tmp_path, code).split() == ["0"]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_multiprocessing(tmp_path: Path, start: str) -> None:
+    """Programs go to other processes as arguments, results come back."""
+    code = f"""
+import multiprocessing
+def work(program, x):
+    return program(x, x)
+if __name__ == "__main__":
+    program = pteron.load(DATA / "add.pte")
+    x = np.ones((2, 2), np.float32)
+    program(x, x)
+    with multiprocessing.get_context({start!r}).Pool(2) as pool:
+        results = pool.starmap(work, [(program, i * x) for i in range(4)])
+        pool.close()
+        pool.join()
+    print([float(np.asarray(result)[0, 0]) for result in results])
+"""
+    if start == "fork" and not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    assert script(tmp_path, code).strip() == "[0.0, 2.0, 4.0, 6.0]"
+
+
+def reloaded(program: pteron.Program) -> tuple[pteron.Program, int]:
+    """A pickled copy, and the bytes of the pickle."""
+    data = pickle.dumps(program)
+    return pickle.loads(data), len(data)
+
+
+def test_pickle_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program from a path is a path, absolute, with its data files and options."""
+    fixture = load_fixture("ptd")
+    monkeypatch.chdir(DATA)
+    program = pteron.load("ptd.pte", data_path=Path("ptd.ptd"), enable_etdump=True)
+    monkeypatch.chdir("/")
+    copy, size = reloaded(program)
+    fixture.check(copy.load_method().execute(fixture.inputs))
+    assert copy.has_etdump
+    assert size < 600
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, np.frombuffer, open])
+def test_pickle_by_bytes(kind: Any) -> None:
+    """A program from memory takes its bytes along, as they were when it was loaded."""
+    fixture = load_fixture("add")
+    if kind is open:
+        with open(fixture.path, "rb") as file:
+            program = pteron.load(file)
+    else:
+        data = fixture.path.read_bytes()
+        source = kind(data, np.uint8) if kind is np.frombuffer else kind(data)
+        program = pteron.load(source)
+        if kind is bytearray:
+            source[:] = bytes(len(source))
+    copy, size = reloaded(reloaded(program)[0])
+    fixture.check(copy.load_method().execute(fixture.inputs))
+    assert size > fixture.path.stat().st_size
+
+
+def test_what_does_not_pickle(add: pteron.Method) -> None:
+    """Methods hold memory that runs write; closed programs hold nothing."""
+    with pytest.raises(TypeError, match="cannot pickle 'pteron._core.Method' object"):
+        pickle.dumps(add)
+    program = pteron.load(DATA / "add.pte")
+    program.close()
+    with pytest.raises(ClosedError, match="closed"):
+        pickle.dumps(program)
+
+
+ALIVE = """
+data = bytes((DATA / "state.pte").read_bytes())
+program = pteron.load(data, enable_etdump=True)
+m = program.forward
+x = inputs(m)
+m.set_inputs(x)
+kept = [m.execute(), m.execute(x, clone_outputs=False), m.get_outputs(), dict(m.state)]
+views = [np.from_dlpack(m.execute(x)[0]), memoryview(m.execute(x)[0])]
+cycle = [m, program, kept]
+cycle.append(cycle)
+class Late:
+    def __del__(self, m=m, x=x):
+        m.execute(x)
+late = Late()
+"""
+
+
+def test_exit_with_everything_alive(tmp_path: Path) -> None:
+    """The interpreter ends while programs, methods, results, views and kept inputs live."""
+    assert script(tmp_path, ALIVE + "print('done')") == "done\n"
+
+
+def test_exit_with_running_threads(tmp_path: Path) -> None:
+    """The interpreter ends while daemon threads load and run methods."""
+    code = """
+def loop(name):
+    while True:
+        m = method(name)
+        for _ in range(10):
+            m.execute(inputs(m))
+for name in ("add", "big_add", "conv_xnnpack"):
+    threading.Thread(target=loop, args=(name,), daemon=True).start()
+time.sleep(0.05)
+print("done")
+"""
+    for _ in range(5):  # what the threads hold is never freed, which nanobind reports
+        assert script(tmp_path, ALIVE + code, silent=False) == "done\n"
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["cold", "after the main interpreter"])
+def test_subinterpreters_are_refused(tmp_path: Path, first: bool) -> None:
+    """The import fails there, and what the main interpreter has goes on."""
+    code = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+other = interpreters.create()
+failed = '''
+import sys
+sys.path[:] = PATH
+try:
+    import pteron
+    pteron.load
+    print("imported")
+except ImportError as error:
+    print("subinterpreters" in str(error))
+'''.replace("PATH", repr(sys.path))
+print(flush=True)
+interpreters.run_string(other, failed)
+interpreters.destroy(other)
+"""
+    after = "\nm = method('add')\nm.execute(inputs(m))\n"
+    file = tmp_path / "sub.py"
+    file.write_text(PRELUDE + code + after if first else "import sys\n" + code + PRELUDE + after)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["True"], ""), done.stderr
+
+
+@pytest.mark.parametrize("count", [0, -2, 5000, -(2**63)])
+def test_absurd_thread_counts(count: int) -> None:
+    """X12: thread counts that cannot be are refused, and change nothing."""
+    before = Runtime.get().num_threads
+    with pytest.raises(ArgumentError, match="The number of threads must be 1 to"):
+        Runtime.get().num_threads = count
+    assert Runtime.get().num_threads == before
