@@ -1,0 +1,83 @@
+# Everything that CI runs, by name. `make help` lists the targets.
+#
+# Environments: .venv has pteron and what tests and lint need, and neither torch nor executorch;
+# .venv-peers has those too, to compare with.
+
+PYTHON ?= python3
+SOURCES := $(shell git ls-files -co --exclude-standard native src cmake CMakeLists.txt pyproject.toml)
+VENV := .venv/bin
+PEERS := .venv-peers/bin
+CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp')
+PY_FOLDERS := src cmake tests benchmarks examples
+
+.PHONY: help demo test test-peers test-gpu bench-gpu fuzz conformance lint format stub bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+.venv/pip:
+	$(PYTHON) -m venv .venv
+	$(VENV)/pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+.venv/pteron: .venv/pip $(SOURCES)
+	$(VENV)/pip install --quiet .
+	@touch $@
+
+.venv/tools: .venv/pteron pyproject.toml
+	$(VENV)/pip install --quiet --group test --group lint
+	@touch $@
+
+.venv-peers/tools: pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS)/pip install --quiet --upgrade 'pip>=25.1'
+	$(PEERS)/pip install --quiet --group peers --group test
+	@touch $@
+
+.venv-peers/pteron: .venv-peers/tools $(SOURCES)
+	$(PEERS)/pip install --quiet .
+	@touch $@
+
+demo: .venv/pteron  ## Classify handwritten digits with pteron
+	$(VENV)/python examples/digits/classify.py
+
+test: .venv/tools  ## Run the tests that need neither torch nor executorch
+	$(VENV)/python -m pytest --ignore tests/peers --ignore tests/gpu
+
+test-peers: .venv-peers/pteron conformance  ## Compare with torch, JAX and the official bindings
+	$(PEERS)/python -m pytest tests/peers
+
+test-gpu:  ## Test CUDA programs on this GPU; PYTHON has torch, CuPy, pytest and the build tools
+	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
+	$(PYTHON) -m pytest tests/gpu
+
+bench-gpu:  ## Measure CUDA programs beside torch on this GPU
+	$(PYTHON) benchmarks/bench_gpu.py
+
+N ?= 2000
+SEED ?= 0
+fuzz: .venv/tools  ## Run N mutated files in processes of their own: make fuzz N=20000
+	$(VENV)/python tests/fuzz/fuzz.py --mutants $(N) --seed $(SEED)
+
+conformance: .venv-peers/pteron  ## Run upstream's own suites on pteron
+	$(PEERS)/python tests/conformance/run.py
+
+lint: .venv/tools  ## Check formats, styles and types
+	$(VENV)/ruff format --check $(PY_FOLDERS)
+	$(VENV)/ruff check $(PY_FOLDERS)
+	$(VENV)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(VENV)/mypy
+
+format: .venv/tools  ## Format all files
+	$(VENV)/ruff format $(PY_FOLDERS)
+	$(VENV)/clang-format -i $(CXX_FILES)
+
+stub: .venv/tools  ## Write src/pteron/_core.pyi anew, after a change of the binding
+	$(VENV)/python -m nanobind.stubgen -q -m pteron._core -p native/python/stub_patterns.txt \
+		-o src/pteron/_core.pyi
+
+bench: .venv-peers/pteron  ## Compare speed, start and memory with the official bindings
+	$(PEERS)/python benchmarks/bench.py
+
+clean:  ## Remove builds and environments
+	rm -rf build dist .venv .venv-peers benchmarks/models benchmarks/results*.json
