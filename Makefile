@@ -10,7 +10,7 @@ PEERS := .venv-peers/bin
 CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp')
 PY_FOLDERS := src cmake tests benchmarks examples
 
-.PHONY: help demo test test-peers test-gpu bench-gpu fuzz conformance lint format stub bench clean
+.PHONY: help demo test test-peers test-numpy1 test-gpu bench-gpu fuzz conformance lint format stub bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -47,6 +47,15 @@ test: .venv/tools  ## Run the tests that need neither torch nor executorch
 test-peers: .venv-peers/pteron conformance  ## Compare with torch, JAX and the official bindings
 	$(PEERS)/python -m pytest tests/peers
 
+.venv-numpy1/pteron: $(SOURCES)
+	$(PYTHON) -m venv .venv-numpy1
+	$(VENV:.venv/%=.venv-numpy1/%)/pip install --quiet . 'numpy<2' ml_dtypes pytest hypothesis
+	@touch $@
+
+test-numpy1: .venv-numpy1/pteron  ## Run the tests of values with NumPy 1.26 (Python up to 3.12)
+	$(VENV:.venv/%=.venv-numpy1/%)/python -m pytest tests/test_inputs.py tests/test_dlpack.py \
+		tests/test_results.py tests/test_layouts.py tests/test_attributes.py tests/test_reruns.py
+
 test-gpu:  ## Test CUDA programs on this GPU; PYTHON has torch, CuPy, pytest and the build tools
 	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
 	$(PYTHON) -m pytest tests/gpu
@@ -80,4 +89,4 @@ bench: .venv-peers/pteron  ## Compare speed, start and memory with the official 
 	$(PEERS)/python benchmarks/bench.py
 
 clean:  ## Remove builds and environments
-	rm -rf build dist .venv .venv-peers benchmarks/models benchmarks/results*.json
+	rm -rf build dist .venv .venv-peers .venv-numpy1 benchmarks/models benchmarks/results*.json
