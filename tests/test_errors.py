@@ -69,7 +69,7 @@ def test_execution_error_has_the_reasons() -> None:
 
 
 def test_reasons_do_not_linger(add: pteron.Method, ones: np.ndarray) -> None:
-    """M86: what an earlier call logged does not appear in a later error."""
+    """M86, M90: what an earlier call logged is in no later error, of a result's methods either."""
     method = failing_method()
     (info,) = method.metadata.inputs
     with pytest.raises(errors.ExecutionError):
@@ -77,6 +77,9 @@ def test_reasons_do_not_linger(add: pteron.Method, ones: np.ndarray) -> None:
     with pytest.raises(errors.InputError) as caught:
         add.execute([ones])
     assert caught.value.reasons == () and "Float8" not in str(caught.value)
+    with pytest.raises(errors.ExportError) as exported:
+        add(ones, ones).__dlpack__(dl_device=(99, 0))
+    assert exported.value.reasons == ()
 
 
 def test_reasons_of_another_thread_stay_there(ones: np.ndarray) -> None:
