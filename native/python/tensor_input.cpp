@@ -89,7 +89,7 @@ bool packed(const TensorView& view) {
 }
 
 // What a tensor must be asked for before its memory is its value, or null: conjugate and negative
-// torch tensors are lazy, and exports carry the unresolved bits (dlpack.md, pitfall 15).
+// torch tensors are lazy, and exports carry the unresolved bits.
 const char* resolving(PyObject* tensor, const TensorView& view) {
   const uint8_t code = info(view.dtype).dlpack_code;
   if (code == kDLComplex && ask(tensor, "is_conj")) return "resolve_conj";

@@ -141,7 +141,7 @@ def test_every_kind_of_tensor(kind: str, name: str) -> None:
     ids=["plain", "conj", "conj twice", "mH", "transposed"],
 )  # fmt: skip
 def test_lazy_conjugates(dtype: Any, view: Any) -> None:
-    """Conjugates are resolved (dlpack.md, pitfall 15); packed ones too."""
+    """Conjugates are resolved; packed ones too."""
     z = torch.tensor([[1 + 2j, 3 - 4j], [5j, -6]], dtype=dtype)
     zero = torch.zeros_like(z)
     method = load(f"add_{name_of(dtype)}")
