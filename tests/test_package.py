@@ -87,6 +87,7 @@ def test_libraries_need_nothing_of_torch_or_executorch() -> None:
     assert len(libraries) >= 7
     for library in libraries:
         text = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
+        text = re.sub(r"\(0x[0-9a-f]+\)", "", text)  # an address may spell c10
         assert "not found" not in text
         assert not re.search(r"torch|executorch|c10", text), text
         run_path = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True)
