@@ -28,12 +28,14 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "native" / "tests" / "cuda"
 GOLDENS = ROOT / "tests" / "data" / "cuda" / "goldens.tar.xz"
 MODELS = {name: name for name in ("add", "muladd", "state", "mlp")} | {
+    "reads": "reads",
+    "throws": "throws",
     "undefined": "add",
     "absent": "add",
 }
 _NAMES = (
-    "live_blocks live_bytes live_streams live_events live_modules live_pools "
-    "allocations launches "
+    "live_blocks live_bytes live_streams live_events live_modules live_pools live_graphs "
+    "allocations launches graph_launches "
     "device_waits stream_waits event_waits event_records stream_wait_events "
     "uploads downloads device_copies bad_pointers bad_contexts"
 )
@@ -110,6 +112,13 @@ class Golden:
     def data(self) -> bytes:
         """The program's bytes."""
         return (self.folder / "model.pte").read_bytes()
+
+    def with_model(self, driver: Path, model: str) -> bytes:
+        """The program's bytes with another of the fake models inside."""
+        library = (driver.parent / f"libfake_{model}.so").read_bytes()
+        whole = (driver.parent / "goldens" / self.name / "model.pte").read_bytes()
+        data: bytes = fakes().with_library(whole, library)
+        return data
 
     def load(self, program: Any = None, **options: Any) -> pteron.Program:
         """Load it, or changed bytes of it, with its weights."""

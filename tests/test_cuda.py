@@ -338,11 +338,8 @@ def test_damaged_library(driver: FakeDriver, golden: Goldens) -> None:
 def test_what_a_library_lacks(driver: FakeDriver, golden: Goldens, model: str, words: str) -> None:
     """M81: a function or a library that is not to be found is named."""
     program = golden("add")
-    library = (driver.path.parent / f"libfake_{model}.so").read_bytes()
-    whole = (driver.path.parent / "goldens" / "add" / "model.pte").read_bytes()
-    data = cuda_fakes.fakes().with_library(whole, library)
     with pytest.raises(errors.ExecuTorchError, match=words):
-        program.load(data).load_method()
+        program.load(program.with_model(driver.path, model)).load_method()
 
 
 LOAD = """

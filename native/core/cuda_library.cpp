@@ -82,6 +82,18 @@ std::shared_ptr<void> allocate(Device device, size_t nbytes, void* stream,
           }};
 }
 
+std::shared_ptr<void> allocate_pinned(size_t nbytes, const std::string& what) {
+  void* memory = nullptr;
+  if (const char* why = api().allocate_host(std::max<size_t>(nbytes, 1), &memory)) {
+    throw Error(Kind::Memory, Code::MemoryAllocationFailed,
+                what + " needs " + std::to_string(nbytes) +
+                    " bytes of pinned host memory, which are not to be had: " + why);
+  }
+  return {memory, [](void* pointer) {
+            if (const PteronCudaApi* ready = loaded()) ready->free_host(pointer);
+          }};
+}
+
 void copy(Device device, PteronCudaCopy kind, void* to, const void* from, size_t nbytes,
           void* stream) {
   if (nbytes == 0) return;

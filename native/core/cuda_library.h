@@ -56,6 +56,9 @@ TensorRef to_device(const TensorView& view, Device device);
 // Device memory of its own, freed on `stream` when the last owner is gone. Throws Error{Memory}.
 std::shared_ptr<void> allocate(Device device, size_t nbytes, void* stream, const std::string& what);
 
+// Host memory that the devices copy from and to at full speed. Throws Error{Memory}.
+std::shared_ptr<void> allocate_pinned(size_t nbytes, const std::string& what);
+
 // Everything submitted to the device so far is done when it returns. Call without the GIL.
 void synchronize(Device device);
 

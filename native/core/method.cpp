@@ -129,7 +129,7 @@ TensorRef copy_of(const TensorView& view) noexcept {
 // mutable_input() and mutable_output() are deprecated, and the only way to a value's tensor.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const rt::Program& runtime,
-               const rt::NamedDataMap& data)
+               const rt::NamedDataMap& data, const MethodOptions& options)
     : program_(std::move(program)),
       spec_(spec),
       shared_(shares_state(spec) ? &program_->shared_state() : nullptr),
@@ -154,7 +154,8 @@ Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const r
     if (buffer.shared) {
       state.spans.push_back(shared_->memory(*program_, i));
     } else {
-      state.arenas.push_back(Arena::create(buffer.device, buffer.reachable, doing()));
+      state.arenas.push_back(
+          Arena::create(buffer.device, buffer.reachable, doing(), options.cuda_graph));
       state.spans.push_back(state.arenas.back().span);
     }
     state.devices.emplace_back(static_cast<rt::etensor::DeviceType>(buffer.device.type),
@@ -217,6 +218,7 @@ Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const r
     }
     state.outputs.push_back(std::move(slot));
   }
+  if (options.cuda_graph) record_graph();
 }
 
 #pragma GCC diagnostic pop
@@ -233,6 +235,10 @@ void Method::require_usable() const {
 bool Method::in_own_memory(const void* data) const noexcept {
   for (const auto& span : state_->spans) {
     if (data >= span.data() && data < span.data() + span.size()) return true;
+  }
+  for (const State::Fixed& fixed : state_->fixed) {
+    const auto* first = static_cast<const std::byte*>(fixed.memory.get());
+    if (data >= first && data < first + fixed.nbytes) return true;
   }
   if (!state_->has_own) return false;
   for (const InputSlot& slot : state_->inputs) {
@@ -331,7 +337,9 @@ void Method::place_outputs(bool direct) {
   for (OutputSlot& slot : state_->outputs) {
     if (slot.impl == nullptr) continue;
     slot.block = slot.rescued = TensorRef();
-    if (slot.unplanned || (direct && slot.direct && !always_copy_)) {
+    const bool graph_copies = slot.port != DeviceGraph::kNoPort;
+    if (graph_copies && !direct) state_->graph->connect(slot.port, nullptr, nullptr);
+    if (slot.unplanned || (direct && (graph_copies || (slot.direct && !always_copy_)))) {
       const TensorSpec& spec = *slot.spec;
       const auto ndim = static_cast<int>(spec.sizes.size());
       const std::string what = "An output of method '" + spec_.name + "'";
@@ -342,7 +350,11 @@ void Method::place_outputs(bool direct) {
         slot.block =
             cuda::new_block(spec.device, ndim, spec.dtype, spec.nbytes, stream_.handle, what);
       }
-      slot.impl->set_data(slot.block->data);
+      if (graph_copies) {
+        state_->graph->connect(slot.port, slot.block->data, slot.impl->data());
+      } else {
+        slot.impl->set_data(slot.block->data);
+      }
     } else if (slot.direct) {
       slot.impl->set_data(slot.planned);
     }
@@ -402,7 +414,11 @@ void Method::run(std::span<const InputValue> inputs, Outputs mode, std::span<Out
     install(i, view);
   }
   place_outputs(mode == Outputs::Owned);
-  execute();
+  if (state.graph) {
+    state.graph->launch(stream);
+  } else {
+    execute();
+  }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const InputSlot& slot = state.inputs[i];
     if (slot.copied && slot.placement.written && slot.planned == nullptr) {

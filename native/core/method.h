@@ -66,12 +66,16 @@ struct OutputValue {
   TensorRef tensor;
 };
 
+struct MethodOptions {
+  bool cuda_graph = false;  // record the device work once, and launch it as a whole
+};
+
 class Method : public std::enable_shared_from_this<Method> {
  public:
   // Called by Program::load_method.
   Method(std::shared_ptr<Program> program, const MethodSpec& spec,
-         const executorch::runtime::Program& runtime,
-         const executorch::runtime::NamedDataMap& data);
+         const executorch::runtime::Program& runtime, const executorch::runtime::NamedDataMap& data,
+         const MethodOptions& options);
   ~Method();
 
   const MethodSpec& spec() const noexcept { return spec_; }
@@ -131,6 +135,9 @@ class Method : public std::enable_shared_from_this<Method> {
   void set_always_copy(bool on) noexcept { always_copy_ = on; }
   bool always_copy() const noexcept { return always_copy_; }
 
+  // Whether its device work is a CUDA graph.
+  bool is_graph() const noexcept;
+
   // Whether `data` points into the memory that runs of this method write.
   bool in_own_memory(const void* data) const noexcept;
 
@@ -145,7 +152,7 @@ class Method : public std::enable_shared_from_this<Method> {
   // The devices that one run uses: what it waits for, or the stream that its work is put on.
   class DeviceTurn {
    public:
-    DeviceTurn(const Method& method, std::span<const InputValue> inputs);
+    DeviceTurn(Method& method, std::span<const InputValue> inputs);
     ~DeviceTurn();
     DeviceTurn(const DeviceTurn&) = delete;
     DeviceTurn& operator=(const DeviceTurn&) = delete;
@@ -155,6 +162,7 @@ class Method : public std::enable_shared_from_this<Method> {
     template <typename Work>
     void for_each(Work work) const;
     void wait() const;
+    Method& method_;
     Stream stream_;
     uint64_t devices_ = 0;  // a bit for each CUDA device
     bool finished_ = false;
@@ -165,6 +173,7 @@ class Method : public std::enable_shared_from_this<Method> {
   void install_on_device(size_t i, const TensorView& view, size_t nbytes);
   void place_outputs(bool direct);
   void execute();
+  void record_graph();
   void rescue_outputs();
   void collect(bool clone, std::span<OutputValue> results);
   TensorRef borrow(const executorch::runtime::etensor::TensorImpl& tensor, const TensorSpec* spec);

@@ -14,8 +14,8 @@ using rt::etensor::TensorImpl;
 namespace pteron {
 
 // Puts the program's work on the caller's stream for as long as it lives.
-Method::DeviceTurn::DeviceTurn(const Method& method, std::span<const InputValue> inputs)
-    : stream_(method.stream_) {
+Method::DeviceTurn::DeviceTurn(Method& method, std::span<const InputValue> inputs)
+    : method_(method), stream_(method.stream_) {
   if (!method.on_device_ || cuda::loaded() == nullptr) return;
   const auto add = [&](Device device) {
     if (!device.is_cpu()) devices_ |= uint64_t{1} << (device.index & 63);
@@ -59,8 +59,10 @@ void Method::DeviceTurn::wait() const {
 
 void Method::DeviceTurn::finish(std::span<OutputValue> results) {
   if (devices_ == 0) return;
+  std::optional<DeviceGraph>& graph = method_.state_->graph;
   if (!stream_.given) {
     wait();
+    if (graph) graph->set_last_use(nullptr);
     finished_ = true;
     return;
   }
@@ -75,12 +77,17 @@ void Method::DeviceTurn::finish(std::span<OutputValue> results) {
     result.tensor->ready = event;
     result.tensor->stream = stream_.handle;
   }
+  if (graph) graph->set_last_use(event ? event : cuda::record(graph->device(), stream_.handle));
   finished_ = true;
 }
 
 void Method::install_on_device(size_t i, const TensorView& view, size_t nbytes) {
   InputSlot& slot = state_->inputs[i];
   slot.copied = slot.planned != nullptr;
+  if (slot.port != DeviceGraph::kNoPort) {
+    state_->graph->connect(slot.port, slot.planned, view.data);
+    return;
+  }
   if (slot.planned == nullptr) {
     slot.impl->set_data(view.data);
     return;

@@ -9,6 +9,7 @@
 
 #include "error.h"
 #include "method.h"
+#include "method_graph.h"
 #include "planned_memory.h"
 #include "shared_state.h"
 
@@ -22,6 +23,7 @@ struct InputSlot {
   Placement placement;
   TensorRef own;  // a private copy, for an input without planned memory
   bool copied = true;
+  size_t port = DeviceGraph::kNoPort;  // with a CUDA graph, for a device tensor
 };
 
 struct OutputSlot {
@@ -32,6 +34,7 @@ struct OutputSlot {
   bool unplanned = false;  // needs memory from us for every run
   TensorRef block;         // where the current run writes it; empty: planned memory
   TensorRef rescued;       // its copy, where the last run left it in the caller's input
+  size_t port = DeviceGraph::kNoPort;
 };
 
 struct Method::State {
@@ -41,9 +44,15 @@ struct Method::State {
   std::vector<executorch::runtime::etensor::Device> devices;
   executorch::extension::MallocMemoryAllocator method_allocator;
   executorch::extension::MallocMemoryAllocator temp_allocator;
+  struct Fixed {  // with a CUDA graph, the memory of an input or output that is not planned
+    std::shared_ptr<void> memory;
+    size_t nbytes;
+  };
+  std::vector<Fixed> fixed;
   std::optional<executorch::runtime::HierarchicalAllocator> planned;
   std::optional<executorch::runtime::MemoryManager> manager;
   std::optional<executorch::runtime::Method> method;
+  std::optional<DeviceGraph> graph;
 
   std::vector<InputSlot> inputs;
   std::vector<OutputSlot> outputs;

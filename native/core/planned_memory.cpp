@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda_library.h"
 #include "error.h"
 #include "tensor_block.h"
 
@@ -26,7 +27,7 @@ rt::DeviceAllocator& allocator_of(const Device& device) {
 
 }  // namespace
 
-Arena Arena::create(const Device& device, uint64_t size, const std::string& what) {
+Arena Arena::create(const Device& device, uint64_t size, const std::string& what, bool pinned) {
   Arena arena;
   const auto nbytes = static_cast<size_t>(size);
   if (!device.is_cpu()) {
@@ -40,12 +41,16 @@ Arena Arena::create(const Device& device, uint64_t size, const std::string& what
     arena.span = arena.device_memory.as_span();
     return arena;
   }
-  // calloc: untouched pages cost nothing.
-  auto* raw = static_cast<std::byte*>(std::calloc(1, nbytes + kDataAlignment + kDataPadding));
-  if (raw == nullptr) no_memory("Planned memory to " + what, size);
-  arena.memory = {raw, [](std::byte* p) { std::free(p); }};
-  const auto start =
-      (reinterpret_cast<uintptr_t>(raw) + kDataAlignment - 1) & ~(kDataAlignment - 1);
+  const size_t padded = nbytes + kDataAlignment + kDataPadding;
+  if (pinned) {
+    arena.memory = cuda::allocate_pinned(padded, "Planned memory to " + what);
+    std::memset(arena.memory.get(), 0, padded);
+  } else {  // calloc: untouched pages cost nothing
+    arena.memory = {std::calloc(1, padded), [](void* p) { std::free(p); }};
+    if (arena.memory == nullptr) no_memory("Planned memory to " + what, size);
+  }
+  const auto start = (reinterpret_cast<uintptr_t>(arena.memory.get()) + kDataAlignment - 1) &
+                     ~(kDataAlignment - 1);
   arena.span = {reinterpret_cast<uint8_t*>(start), nbytes};
   return arena;
 }

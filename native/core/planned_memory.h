@@ -14,13 +14,15 @@
 namespace pteron {
 
 struct Arena {
-  std::unique_ptr<std::byte[], void (*)(std::byte*)> memory{nullptr, nullptr};
+  std::shared_ptr<void> memory;
   executorch::runtime::DeviceMemoryBuffer device_memory;
   executorch::runtime::Span<uint8_t> span;
 
-  // On the host it holds zeros: state without initial values starts there. `what` is for messages.
-  // Throws Error{Memory, Device}.
-  static Arena create(const Device& device, uint64_t size, const std::string& what);
+  // On the host it holds zeros: state without initial values starts there. With `pinned` CUDA
+  // devices copy from and to it at full speed. `what` is for messages. Throws Error{Memory,
+  // Device}.
+  static Arena create(const Device& device, uint64_t size, const std::string& what,
+                      bool pinned = false);
 };
 
 // Copies between the host and planned memory on `device`, which may be the host too. Throws

@@ -207,14 +207,14 @@ void Program::load_initial(const StateSpec& state, void* into) const {
   }
 }
 
-std::shared_ptr<Method> Program::load_method(std::string_view name) {
+std::shared_ptr<Method> Program::load_method(std::string_view name, const MethodOptions& options) {
   const MethodSpec& spec = this->spec(name);
   require_operators(spec);
   require_devices(spec);
   require_backends(spec);
   require_external_constants(spec, *data_map_, !data_sources_.empty());
   check_payloads(spec, file_, name_, *source_, *data_map_);
-  return std::make_shared<Method>(shared_from_this(), spec, *program_, *data_map_);
+  return std::make_shared<Method>(shared_from_this(), spec, *program_, *data_map_, options);
 }
 
 }  // namespace pteron

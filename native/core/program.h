@@ -17,6 +17,7 @@ class Program;
 namespace pteron {
 
 class Method;
+struct MethodOptions;
 class SharedState;
 class Trace;
 
@@ -47,8 +48,8 @@ class Program : public std::enable_shared_from_this<Program> {
   const MethodSpec& spec(std::string_view method) const;
 
   // A new method, independent but for the state that the program shares. Throws
-  // Error{MethodNotFound, OperatorMissing, BackendMissing, DataNotFound, Memory, ...}.
-  std::shared_ptr<Method> load_method(std::string_view method);
+  // Error{MethodNotFound, OperatorMissing, BackendMissing, DataNotFound, Memory, Argument, ...}.
+  std::shared_ptr<Method> load_method(std::string_view method, const MethodOptions& options);
 
   // Fills `into` with the value that the file has for a state, and leaves it where it has none.
   void load_initial(const StateSpec& state, void* into) const;

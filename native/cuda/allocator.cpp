@@ -57,7 +57,7 @@ et::Error CudaAllocator::copy_host_to_device(void* dst, const void* src, size_t 
   if (nbytes == 0) return et::Error::Ok;
   return logged([&] {
     const int device = device_of(index);
-    copy(CopyKind::HostToDevice, device, dst, src, nbytes, stream_of(device));
+    copy_border(CopyKind::HostToDevice, device, dst, src, nbytes, stream_of(device));
   });
 }
 
@@ -66,7 +66,7 @@ et::Error CudaAllocator::copy_device_to_host(void* dst, const void* src, size_t 
   if (nbytes == 0) return et::Error::Ok;
   return logged([&] {
     const int device = device_of(index);
-    copy(CopyKind::DeviceToHost, device, dst, src, nbytes, stream_of(device));
+    copy_border(CopyKind::DeviceToHost, device, dst, src, nbytes, stream_of(device));
   });
 }
 

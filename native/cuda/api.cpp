@@ -1,8 +1,11 @@
 #include "api.h"
 
+#include <memory>
+
 #include "allocator.h"
 #include "context.h"
 #include "delegate.h"
+#include "graph.h"
 #include "host_memory.h"
 #include "memory.h"
 #include "stream.h"
@@ -196,6 +199,35 @@ constexpr PteronCudaApi kApi = {
     .clear_caller_stream = [](int32_t device) { cuda::clear_caller_stream(device); },
     .shared_stream = [](int32_t device,
                         void** out) { return call([&] { *out = cuda::shared_stream(device); }); },
+    .graph_begin =
+        [](int32_t device, void** out) {
+          return call([&] {
+            auto graph = std::make_unique<Graph>(device);
+            graph->begin();
+            *out = graph.release();
+          });
+        },
+    .graph_port =
+        [](void* graph, void* dst, const void* src, size_t nbytes, int32_t before, size_t* out) {
+          return call(
+              [&] { *out = static_cast<Graph*>(graph)->port(dst, src, nbytes, before != 0); });
+        },
+    .graph_end =
+        [](void* graph, int32_t* copies_host) {
+          return call([&] {
+            static_cast<Graph*>(graph)->end();
+            *copies_host = static_cast<Graph*>(graph)->copies_host() ? 1 : 0;
+          });
+        },
+    .graph_connect =
+        [](void* graph, size_t port, void* dst, const void* src) {
+          return call([&] { static_cast<Graph*>(graph)->connect(port, dst, src); });
+        },
+    .graph_launch =
+        [](void* graph, void* stream) {
+          return call([&] { static_cast<Graph*>(graph)->launch(as_stream(stream)); });
+        },
+    .graph_destroy = [](void* graph) { delete static_cast<Graph*>(graph); },
     .use =
         []() {
           const MemoryUse memory = memory_use();

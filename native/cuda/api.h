@@ -98,6 +98,18 @@ struct PteronCudaApi {
   // The stream that is used when none is set: blocking, one per device, owned by the library.
   const char* (*shared_stream)(int32_t device, void** out);
 
+  // A CUDA graph of what this thread's programs do on the device between begin and end, which is
+  // recorded and not done. Ports are copies on the device between the graph's memory and another's,
+  // which each launch may be given anew (connect; null: no copy). Destroy it in every case, and
+  // only when its work is done; memory that it copies from or to must be there until then.
+  const char* (*graph_begin)(int32_t device, void** out);
+  const char* (*graph_port)(void* graph, void* dst, const void* src, size_t nbytes, int32_t before,
+                            size_t* out);
+  const char* (*graph_end)(void* graph, int32_t* copies_host);
+  const char* (*graph_connect)(void* graph, size_t port, void* dst, const void* src);
+  const char* (*graph_launch)(void* graph, void* stream);
+  void (*graph_destroy)(void* graph);
+
   PteronCudaUse (*use)();
 };
 

@@ -15,7 +15,11 @@ struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
+struct CUfunc_st;
 struct CUmemPoolHandle_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
+struct CUgraphNode_st;
 
 namespace pteron::cuda {
 
@@ -26,7 +30,11 @@ using Context = ::CUctx_st*;
 using Stream = ::CUstream_st*;  // null is the legacy default stream
 using Event = ::CUevent_st*;
 using Module = ::CUmod_st*;
+using Function = ::CUfunc_st*;
 using Pool = ::CUmemPoolHandle_st*;
+using GraphHandle = ::CUgraph_st*;
+using GraphExec = ::CUgraphExec_st*;
+using GraphNode = ::CUgraphNode_st*;
 
 enum : Result {
   kSuccess = 0,
@@ -49,6 +57,8 @@ enum : int {
 };
 
 constexpr unsigned kEventNoTiming = 2;
+constexpr unsigned kStreamNonBlocking = 1;
+constexpr int kCaptureRelaxed = 2;  // loading kernels and allocating memory go on meanwhile
 
 struct PoolProperties {     // CUmemPoolProps
   int allocation_type = 1;  // pinned, the only one
@@ -80,6 +90,16 @@ struct Copy2D {  // CUDA_MEMCPY2D
   size_t width = 0, height = 0;
 };
 static_assert(sizeof(Copy2D) == 128);
+
+struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS
+  Function function = nullptr;
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
+  unsigned block_x = 1, block_y = 1, block_z = 1;
+  unsigned shared_nbytes = 0;
+  void** arguments = nullptr;
+  void** extra = nullptr;
+};
+static_assert(sizeof(KernelNode) == 56);
 
 // Member, symbol, arguments. Required: without one of them the driver is too old for us.
 #define PTERON_FORALL_DRIVER_CALLS(_)                                                \
@@ -123,17 +143,32 @@ static_assert(sizeof(Copy2D) == 128);
   _(module_load, cuModuleLoadData, (Module*, const void*))                           \
   _(module_unload, cuModuleUnload, (Module))
 
-// What we can do without: null where the driver lacks it. Stream-ordered pools came with CUDA 11.2.
-#define PTERON_FORALL_OPTIONAL_DRIVER_CALLS(_)                                     \
-  _(host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                        \
-  _(host_free, cuMemFreeHost, (void*))                                             \
-  _(host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                \
-  _(host_unregister, cuMemHostUnregister, (void*))                                 \
-  _(pool_create, cuMemPoolCreate, (Pool*, const PoolProperties*))                  \
-  _(pool_set_attribute, cuMemPoolSetAttribute, (Pool, int, void*))                 \
-  _(pool_trim, cuMemPoolTrimTo, (Pool, size_t))                                    \
-  _(pool_alloc_async, cuMemAllocFromPoolAsync, (DevicePtr*, size_t, Pool, Stream)) \
-  _(free_async, cuMemFreeAsync, (DevicePtr, Stream))
+// What we can do without: null where the driver lacks it. Stream-ordered pools came with CUDA 11.2,
+// the last of the graph calls with 11.6.
+#define PTERON_FORALL_OPTIONAL_DRIVER_CALLS(_)                                                     \
+  _(host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                        \
+  _(host_free, cuMemFreeHost, (void*))                                                             \
+  _(host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                                \
+  _(host_unregister, cuMemHostUnregister, (void*))                                                 \
+  _(pool_create, cuMemPoolCreate, (Pool*, const PoolProperties*))                                  \
+  _(pool_set_attribute, cuMemPoolSetAttribute, (Pool, int, void*))                                 \
+  _(pool_trim, cuMemPoolTrimTo, (Pool, size_t))                                                    \
+  _(pool_alloc_async, cuMemAllocFromPoolAsync, (DevicePtr*, size_t, Pool, Stream))                 \
+  _(free_async, cuMemFreeAsync, (DevicePtr, Stream))                                               \
+  _(capture_begin, cuStreamBeginCapture_v2, (Stream, int))                                         \
+  _(capture_end, cuStreamEndCapture, (Stream, GraphHandle*))                                       \
+  _(capture_info, cuStreamGetCaptureInfo_v2,                                                       \
+    (Stream, int*, unsigned long long*, GraphHandle*, const GraphNode**, size_t*))                 \
+  _(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec*, GraphHandle, unsigned long long)) \
+  _(graph_set_kernel, cuGraphExecKernelNodeSetParams, (GraphExec, GraphNode, const KernelNode*))   \
+  _(module_function, cuModuleGetFunction, (Function*, Module, const char*))                        \
+  _(launch, cuLaunchKernel,                                                                        \
+    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,       \
+     void**, void**))                                                                              \
+  _(graph_set_enabled, cuGraphNodeSetEnabled, (GraphExec, GraphNode, unsigned))                    \
+  _(graph_launch, cuGraphLaunch, (GraphExec, Stream))                                              \
+  _(graph_exec_destroy, cuGraphExecDestroy, (GraphExec))                                           \
+  _(graph_destroy, cuGraphDestroy, (GraphHandle))
 
 struct Driver {
 #define PTERON_DRIVER_MEMBER(member, symbol, arguments) Result(*member) arguments = nullptr;

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "context.h"
+#include "graph.h"
 #include "memory.h"
 #include "strided_copy.h"
 
@@ -169,7 +170,7 @@ std::unique_ptr<Tensor> Handle::input(const ETensor& tensor, size_t index, Strea
   const Dims dims(tensor);
   auto uploaded = Tensor::empty(here, checked_dtype(static_cast<int32_t>(tensor.scalar_type())),
                                 dims.size_span(), dims.stride_span());
-  copy(CopyKind::HostToDevice, device_, uploaded->data(), data, tensor.nbytes(), stream);
+  copy_border(CopyKind::HostToDevice, device_, uploaded->data(), data, tensor.nbytes(), stream);
   return uploaded;
 }
 
@@ -229,8 +230,8 @@ void Handle::output(ETensor& tensor, const Tensor& result, size_t index, Stream 
     placement_.forget(index);
   }
   if (fits && (!place.on_device || place.index == device_)) {
-    copy(place.on_device ? CopyKind::DeviceToDevice : CopyKind::DeviceToHost, device_, data,
-         result.data(), tensor.nbytes(), stream);
+    copy_border(place.on_device ? CopyKind::DeviceToDevice : CopyKind::DeviceToHost, device_, data,
+                result.data(), tensor.nbytes(), stream);
   } else {
     copy_tensor(*view_of(tensor, data, place), result, stream);
   }
@@ -292,18 +293,20 @@ void Handle::execute(std::span<EValue*> args) {
   const Stream stream = chosen ? *chosen : shared_stream(device_);
   StreamGuard current(device_, stream);
   ModuleScope::Active active(modules_);
-  last_use_.order(stream, !chosen);
+  // What is recorded does not happen now: whoever launches the graph orders it.
+  const bool recorded = Graph::recording(device_) != nullptr;
+  if (!recorded) last_use_.order(stream, !chosen);
   Arguments inputs(num_inputs);
   Arguments outputs(num_outputs);
   // From here on the device may be reading or writing, whatever fails.
   struct Recorder {
-    LastUse& last_use;
+    LastUse* last_use;
     Stream stream;
     bool own;
     ~Recorder() {
-      to_code([this] { last_use.record(stream, own); });
+      if (last_use != nullptr) to_code([this] { last_use->record(stream, own); });
     }
-  } recorder{last_use_, stream, !chosen};
+  } recorder{recorded ? nullptr : &last_use_, stream, !chosen};
   for (size_t i = 0; i < num_inputs; ++i) {
     inputs[i] = input(args[i]->toTensor(), i, stream).release();
   }

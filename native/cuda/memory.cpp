@@ -4,7 +4,9 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "block_cache.h"
 #include "context.h"
+#include "graph.h"
 #include "staging.h"
 #include "stream.h"
 
@@ -63,16 +65,21 @@ void remember(void* pointer, size_t nbytes, bool pooled) {
   s.nbytes += nbytes;
 }
 
-// Whether the block came from a pool. A pointer that is not ours is freed like cuMemAlloc's.
-bool forget(void* pointer) {
+// What is known of a block. A pointer that is not ours is freed like cuMemAlloc's.
+Block forget(void* pointer) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   auto found = s.blocks.find(pointer);
-  if (found == s.blocks.end()) return false;
-  const bool pooled = found->second.pooled;
-  s.nbytes -= found->second.nbytes;
+  if (found == s.blocks.end()) return {};
+  const Block block = found->second;
+  s.nbytes -= block.nbytes;
   s.blocks.erase(found);
-  return pooled;
+  return block;
+}
+
+// The context must be current.
+void free_cached(int device) {
+  for (void* pointer : block_cache(device).clear()) driver().memory_free(to_device_ptr(pointer));
 }
 
 [[noreturn]] void out_of_memory(Result result, size_t nbytes, int device) {
@@ -84,10 +91,11 @@ bool forget(void* pointer) {
 void free_block(int device, void* pointer, Stream stream, bool ordered) noexcept {
   if (pointer == nullptr) return;
   to_code([&] {
-    const bool pooled = forget(pointer);
+    const Block block = forget(pointer);
     ContextGuard guard(device);
     // cuMemFree waits for the device by itself, so it is right for pool memory as well.
-    if (pooled && ordered) {
+    if (block.pooled && ordered) {
+      if (block_cache(device).put(pointer, block.nbytes, stream)) return;
       driver().free_async(to_device_ptr(pointer), stream);
     } else {
       driver().memory_free(to_device_ptr(pointer));
@@ -98,6 +106,7 @@ void free_block(int device, void* pointer, Stream stream, bool ordered) noexcept
 }  // namespace
 
 void* allocate_async(int device, size_t nbytes, Stream stream) {
+  if (Graph* graph = Graph::recording(device)) return graph->allocate(nbytes);
   ContextGuard guard(device);
   Pool pool = nullptr;
   {
@@ -106,11 +115,16 @@ void* allocate_async(int device, size_t nbytes, Stream stream) {
     pool = pool_of(s, device);
   }
   if (pool == nullptr) return allocate(device, nbytes);
+  if (void* pointer = block_cache(device).take(nbytes, stream)) {
+    remember(pointer, nbytes, true);
+    return pointer;
+  }
   DevicePtr pointer = 0;
-  const size_t size = nbytes == 0 ? 1 : nbytes;
+  const size_t size = BlockCache::rounded(nbytes);
   Result result = driver().pool_alloc_async(&pointer, size, pool, stream);
   if (result == kOutOfMemory) {
-    // Freed blocks may still wait for their streams, or sit in the pool in the wrong sizes.
+    // Freed blocks may still wait for their streams, or be kept in the wrong sizes.
+    free_cached(device);
     driver().context_synchronize();
     driver().pool_trim(pool, 0);
     result = driver().pool_alloc_async(&pointer, size, pool, stream);
@@ -121,6 +135,12 @@ void* allocate_async(int device, size_t nbytes, Stream stream) {
 }
 
 void free_async(int device, void* pointer, Stream stream) noexcept {
+  bool recorded = false;
+  to_code([&] {
+    Graph* graph = Graph::recording(device);
+    recorded = graph != nullptr && graph->release(pointer);
+  });
+  if (recorded) return;
   free_block(device, pointer, stream, true);
 }
 
@@ -150,6 +170,7 @@ void trim_pool(int device) noexcept {
     }
     if (pool == nullptr) return;
     ContextGuard guard(device);
+    free_cached(device);
     driver().context_synchronize();
     driver().pool_trim(pool, 0);
   });
@@ -185,6 +206,9 @@ void copy(CopyKind kind, int device, void* dst, const void* src, size_t nbytes, 
     copy_async(kind, device, dst, src, nbytes, stream);
     return;
   }
+  if (Graph::recording(device) != nullptr) {
+    throw Failure(ErrorCode::NotSupported, "the model needs the host in the middle of its run");
+  }
   ContextGuard guard(device);
   const bool up = kind == CopyKind::HostToDevice;
   const bool pageable = pointer_info(up ? src : dst).kind == PointerInfo::Kind::Host;
@@ -197,6 +221,17 @@ void copy(CopyKind kind, int device, void* dst, const void* src, size_t nbytes, 
   // An upload from pageable memory has been staged when the call returns; one from pinned memory
   // reads it later.
   if (!up || !pageable) synchronize_stream(device, stream);
+}
+
+void copy_border(CopyKind kind, int device, void* dst, const void* src, size_t nbytes,
+                 Stream stream) {
+  Graph* graph = Graph::recording(device);
+  if (graph == nullptr) {
+    copy(kind, device, dst, src, nbytes, stream);
+    return;
+  }
+  if (kind != CopyKind::DeviceToDevice) graph->note_host_copy();
+  copy_async(kind, device, dst, src, nbytes, stream);
 }
 
 MemoryUse memory_use() noexcept {

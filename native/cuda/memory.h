@@ -31,6 +31,11 @@ void copy(CopyKind kind, int device, void* dst, const void* src, size_t nbytes, 
 void copy_async(CopyKind kind, int device, void* dst, const void* src, size_t nbytes,
                 Stream stream);
 
+// copy() of a value at the border of a program: it is in the method's own memory, so that a graph
+// may record the copy.
+void copy_border(CopyKind kind, int device, void* dst, const void* src, size_t nbytes,
+                 Stream stream);
+
 struct MemoryUse {
   size_t blocks = 0;  // live allocations of this library, all devices
   size_t nbytes = 0;

@@ -23,9 +23,10 @@ void Placement::offer(size_t output, void* data, size_t nbytes) {
 void Placement::learn(size_t output, const Tensor& result) {
   from_[output] = kUnknown;
   if (result.offset() != 0 || result.nbytes() != result.storage_nbytes()) return;
-  auto found = std::ranges::find(allocations_, result.data());
-  if (found == allocations_.end()) return;
-  const auto allocation = static_cast<size_t>(found - allocations_.begin());
+  // The last one there: memory that the model gave back in the run may have served twice.
+  const auto found = std::find(allocations_.rbegin(), allocations_.rend(), result.data());
+  if (found == allocations_.rend()) return;
+  const auto allocation = static_cast<size_t>(allocations_.rend() - found - 1);
   // Two outputs may share one allocation; only one of them can have it.
   if (std::ranges::find(from_, allocation) == from_.end()) from_[output] = allocation;
 }

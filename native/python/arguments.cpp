@@ -5,9 +5,7 @@
 #include "inputs.h"
 
 namespace pteron::python {
-namespace {
 
-// A CUDA stream: its handle, or an object of torch or CuPy that has it.
 Method::Stream read_stream(PyObject* object) {
   if (object == Py_None) return {};
   Ref handle = Ref::borrow(object);
@@ -31,8 +29,6 @@ Method::Stream read_stream(PyObject* object) {
   // 1 is another name of the legacy default stream.
   return {true, value == 1 ? nullptr : reinterpret_cast<void*>(static_cast<intptr_t>(value))};
 }
-
-}  // namespace
 
 Arguments parse_arguments(const char* function, bool takes_inputs, bool takes_clone,
                           PyObject* const* args, Py_ssize_t nargs, PyObject* names) {

@@ -13,6 +13,10 @@ struct Arguments {
   Method::Stream stream;
 };
 
+// A CUDA stream: None, its handle, or an object of torch or CuPy that has it. Throws PythonError,
+// Error{Argument}.
+Method::Stream read_stream(PyObject* object);
+
 // Parses what `function` was called with (METH_FASTCALL | METH_KEYWORDS); one that takes both also
 // takes a stream. Throws PythonError, Error.
 Arguments parse_arguments(const char* function, bool takes_inputs, bool takes_clone,

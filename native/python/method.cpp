@@ -73,19 +73,27 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* n
     const std::shared_ptr<Method> held = open_method(self);
     Method& method = *held;
     auto count = static_cast<size_t>(PyVectorcall_NARGS(nargsf));
+    Method::Stream stream;
+    Ref named;  // inputs with names
+    const Py_ssize_t named_count = names ? PyTuple_GET_SIZE(names) : 0;
+    for (Py_ssize_t i = 0; i < named_count; ++i) {
+      PyObject* name = PyTuple_GET_ITEM(names, i);
+      PyObject* value = args[count + static_cast<size_t>(i)];
+      if (!cast(self)->names_stream && PyUnicode_CompareWithASCIIString(name, "stream") == 0) {
+        stream = read_stream(value);
+        continue;
+      }
+      if (!named) named = Ref(checked(PyDict_New()));
+      checked(PyDict_SetItem(named.get(), name, value));
+    }
     Ref flat;
-    if (names != nullptr || !cast(self)->flat_inputs) {
+    if (named || !cast(self)->flat_inputs) {
       // Names and nested inputs are sorted into the flat list by the structure in the file.
       Ref positional(checked(PyTuple_New(static_cast<Py_ssize_t>(count))));
       for (size_t i = 0; i < count; ++i) {
         PyTuple_SET_ITEM(positional.get(), static_cast<Py_ssize_t>(i), Py_NewRef(args[i]));
       }
-      Ref named(checked(PyDict_New()));
-      const Py_ssize_t named_count = names ? PyTuple_GET_SIZE(names) : 0;
-      for (Py_ssize_t i = 0; i < named_count; ++i) {
-        checked(PyDict_SetItem(named.get(), PyTuple_GET_ITEM(names, i),
-                               args[count + static_cast<size_t>(i)]));
-      }
+      if (!named) named = Ref(checked(PyDict_New()));
       flat = Ref(checked(PyObject_CallMethod(cast(self)->structure, "flatten", "OO",
                                              positional.get(), named.get())));
       if (!PyTuple_Check(flat.get())) {
@@ -97,9 +105,10 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* n
     }
     method.check_count(count);
     InputReader reader(method, count);
+    if (stream.given) reader.set_stream(stream.handle);
     for (size_t i = 0; i < count; ++i) reader.read(i, args[i]);
     OutputValues outputs(method.spec().outputs.size());
-    run(method, reader, Method::Outputs::Owned, outputs.span());
+    run(method, reader, Method::Outputs::Owned, outputs.span(), stream);
     return structured(cast(self), outputs.span(), output_api(reader.torch_api()));
   });
 }
@@ -140,22 +149,25 @@ PyObject* call_keeping(PyObject* self, PyObject* const* args, Py_ssize_t nargs) 
   return entry([&]() -> PyObject* {
     const std::shared_ptr<Method> held = open_method(self);
     Method& method = *held;
-    if (nargs != 3) {
-      PyErr_SetString(PyExc_TypeError, "_call_keeping(inputs, clone_outputs, complete)");
+    if (nargs != 3 && nargs != 4) {
+      PyErr_SetString(PyExc_TypeError, "_call_keeping(inputs, clone_outputs, complete, stream)");
       throw PythonError{};
     }
+    const Method::Stream stream = nargs == 4 ? read_stream(args[3]) : Method::Stream();
     const bool clone = args[1] == Py_True;
     const bool complete = args[2] == Py_True;
     const InputList given(args[0]);
     KeptInputs& kept = *cast(self)->kept;
     OutputValues outputs(method.spec().outputs.size());
     InputReader reader(method, method.spec().inputs.size());
+    if (stream.given) reader.set_stream(stream.handle);
     if (complete) {
       const KeptList inputs = kept.set(method, given.data(), given.size(), reader);
-      return run_and_keep(self, method, reader, clone, outputs.span());
+      return run_and_keep(self, method, reader, clone, outputs.span(), stream);
     }
     const KeptList inputs = kept.merge(method, given.data(), given.size(), reader);
-    run(method, reader, clone ? Method::Outputs::Owned : Method::Outputs::Borrowed, outputs.span());
+    run(method, reader, clone ? Method::Outputs::Owned : Method::Outputs::Borrowed, outputs.span(),
+        stream);
     return output_list(outputs.span(), output_api(reader.torch_api()));
   });
 }
@@ -253,6 +265,10 @@ PyObject* get_copied(PyObject* self, void*) {
   });
 }
 
+PyObject* get_cuda_graph(PyObject* self, void*) {
+  return entry([&] { return PyBool_FromLong(open_method(self)->is_graph()); });
+}
+
 PyObject* get_always_copy(PyObject* self, void*) {
   return entry([&] { return PyBool_FromLong(open_method(self)->always_copy()); });
 }
@@ -331,7 +347,7 @@ PyMethodDef methods[] = {
      "get_outputs($self, clone_outputs=True)\n--\n\n"
      "The outputs of the last execute() without inputs, once more."},
     {"_call_keeping", function(call_keeping), METH_FASTCALL,
-     "_call_keeping($self, inputs, clone_outputs, complete)\n--\n\n"
+     "_call_keeping($self, inputs, clone_outputs, complete, stream=None)\n--\n\n"
      "Run on inputs and keep them. With complete, the same as set_inputs(), execute() and\n"
      "get_outputs(). Without, there may be fewer inputs than the method takes: the others are "
      "those\n"
@@ -365,6 +381,9 @@ PyGetSetDef properties[] = {
     {"_state_names", get_state_names, nullptr, "The names of its mutable buffers.", nullptr},
     {"copied", get_copied, nullptr,
      "For each input, whether the last run copied it; False: it was read where it is.", nullptr},
+    {"cuda_graph", get_cuda_graph, nullptr,
+     "Whether it was loaded with cuda_graph=True: its device work is launched as a whole.",
+     nullptr},
     {"always_copy", get_always_copy, set_always_copy,
      "Copy every input and output even where the program could use the caller's memory.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -379,7 +398,9 @@ PyType_Slot slots[] = {
      const_cast<char*>(
          "A method of a program, ready to run, with memory of its own.\n\n"
          "m(x, y, mask=k) takes what the exported function took and returns what it returned: one\n"
-         "result, a tuple, a dict. execute([x, y, k]) takes and returns flat lists.")},
+         "result, a tuple, a dict. execute([x, y, k]) takes and returns flat lists. m(x, y, "
+         "stream=s)\n"
+         "runs on a CUDA stream: see execute().")},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(clear)},
@@ -406,7 +427,9 @@ PyObject* new_method(std::shared_ptr<Method> method, PyObject* structure) {
   self->structure = Py_NewRef(structure);
   Ref flat(checked(PyObject_GetAttrString(structure, "flat_inputs")));
   Ref returns(checked(PyObject_GetAttrString(structure, "returns")));
+  Ref stream(checked(PyObject_GetAttrString(structure, "names_stream")));
   self->flat_inputs = flat.get() == Py_True;
+  self->names_stream = stream.get() == Py_True;
   self->returns = checked_utf8(returns.get())[0];
   return object.release();
 }

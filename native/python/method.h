@@ -17,6 +17,7 @@ struct MethodObject {
   KeptInputs* kept;                // what set_inputs was given
   const DLPackExchangeAPI* outputs_api;  // how the outputs of the last run come out
   bool flat_inputs;                      // positional inputs are the flat list: no structure to ask
+  bool names_stream;                     // an input is called "stream": then that is no CUDA stream
   char returns;  // '1' the only output, 't' tuple, 'l' list, 's' ask structure
   PyObject* weakrefs;
 };

@@ -149,19 +149,21 @@ void bind_program(nb::module_& m) {
           "method"_a, nb::sig("def metadata(self, method: str) -> MethodMeta"))
       .def(
           "load_method",
-          [](std::shared_ptr<Program> self, const std::string& name, nb::handle structure) {
+          [](std::shared_ptr<Program> self, const std::string& name, nb::handle structure,
+             bool cuda_graph) {
             return native([&] {
               std::shared_ptr<Method> method;
               {
                 const NoGil released;
                 CallScope scope;
-                method = self->load_method(name);
+                method = self->load_method(name, {.cuda_graph = cuda_graph});
               }
               return nb::steal(new_method(std::move(method), structure.ptr()));
             });
           },
-          "name"_a, "structure"_a,
-          nb::sig("def load_method(self, name: str, structure: object) -> Method"),
+          "name"_a, "structure"_a, nb::kw_only(), "cuda_graph"_a,
+          nb::sig("def load_method(self, name: str, structure: object, *, cuda_graph: bool) -> "
+                  "Method"),
           "A new method; `structure` shapes its calls and returns.")
       .def_prop_ro("has_etdump", [](const Program& self) { return self.trace() != nullptr; })
       .def(

@@ -143,7 +143,8 @@ class Method:
     A method of a program, ready to run, with memory of its own.
 
     m(x, y, mask=k) takes what the exported function took and returns what it returned: one
-    result, a tuple, a dict. execute([x, y, k]) takes and returns flat lists.
+    result, a tuple, a dict. execute([x, y, k]) takes and returns flat lists. m(x, y, stream=s)
+    runs on a CUDA stream: see execute().
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +182,7 @@ class Method:
     def get_outputs(self, clone_outputs: bool = True) -> list[Any]:
         """The outputs of the last execute() without inputs, once more."""
 
-    def _call_keeping(self, inputs: Any, clone_outputs: bool, complete: bool, /) -> list[Any]:
+    def _call_keeping(self, inputs: Any, clone_outputs: bool, complete: bool, stream: Any = None, /) -> list[Any]:
         """
         Run on inputs and keep them. With complete, the same as set_inputs(), execute() and
         get_outputs(). Without, there may be fewer inputs than the method takes: the others are those
@@ -240,6 +241,12 @@ class Method:
     def copied(self) -> tuple[bool, ...]:
         """
         For each input, whether the last run copied it; False: it was read where it is.
+        """
+
+    @property
+    def cuda_graph(self) -> bool:
+        """
+        Whether it was loaded with cuda_graph=True: its device work is launched as a whole.
         """
 
     @property
@@ -444,7 +451,7 @@ class Program:
 
     def metadata(self, method: str) -> MethodMeta: ...
 
-    def load_method(self, name: str, structure: object) -> Method:
+    def load_method(self, name: str, structure: object, *, cuda_graph: bool) -> Method:
         """A new method; `structure` shapes its calls and returns."""
 
     @property

@@ -93,6 +93,7 @@ class Structure:
 
     Attributes:
         flat_inputs: Calls without keywords pass the flat list as it is.
+        names_stream: An input is called ``stream``, which elsewhere means a CUDA stream.
         returns: "1" the only output, "t" a tuple of all, "l" a list of all, "s" unflatten() says.
     """
 
@@ -109,6 +110,8 @@ class Structure:
         self.flat_inputs = self._arguments is None or (
             self._arguments.is_flat() and not self.keyword_names
         )
+
+        self.names_stream = "stream" in self.keyword_names
 
         self._output = parse(meta.output_tree)
         # Inputs and buffers that the program writes come out first; the function did not return
@@ -225,4 +228,6 @@ def describe_method(method: Method) -> str:
     meta = method.metadata
     backends = sorted({delegate.backend for delegate in meta.delegates})
     parts = [f"Method {describe_signature(meta)}", *backends]
+    if method.cuda_graph:
+        parts.append("CUDA graph")
     return f"<{', '.join(parts)}>"

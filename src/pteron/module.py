@@ -40,7 +40,12 @@ class Module:
         return method
 
     def run_method(
-        self, method_name: str, inputs: Any = (), clone_outputs: bool = True
+        self,
+        method_name: str,
+        inputs: Any = (),
+        clone_outputs: bool = True,
+        *,
+        stream: Any = None,
     ) -> list[Any]:
         """Run a method.
 
@@ -50,6 +55,7 @@ class Module:
                 are the ones of earlier calls.
             clone_outputs: Outputs own their memory. False: they may share the method's until its
                 next run, and reading one after that raises.
+            stream: A CUDA stream to run on: see `Method.execute`.
 
         Returns:
             The flat list of outputs: results, torch tensors if the inputs are torch tensors, and
@@ -62,19 +68,25 @@ class Module:
             MethodStateError: A kept input is no longer what was passed: pass it again.
             ExecutionError: The program failed.
         """
-        return self._method(method_name)._call_keeping(inputs, bool(clone_outputs), False)
+        return self._method(method_name)._call_keeping(inputs, bool(clone_outputs), False, stream)
 
-    def forward(self, inputs: Any = (), clone_outputs: bool = True) -> list[Any]:
+    def forward(
+        self, inputs: Any = (), clone_outputs: bool = True, *, stream: Any = None
+    ) -> list[Any]:
         """`run_method` of ``forward``."""
-        return self.run_method("forward", inputs, clone_outputs)
+        return self.run_method("forward", inputs, clone_outputs, stream=stream)
 
-    def __call__(self, inputs: Any = (), clone_outputs: bool = True) -> list[Any]:
+    def __call__(
+        self, inputs: Any = (), clone_outputs: bool = True, *, stream: Any = None
+    ) -> list[Any]:
         """`run_method` of ``forward``."""
-        return self.run_method("forward", inputs, clone_outputs)
+        return self.run_method("forward", inputs, clone_outputs, stream=stream)
 
-    def plan_execute(self, method_name: str, clone_outputs: bool = True) -> list[Any]:
+    def plan_execute(
+        self, method_name: str, clone_outputs: bool = True, *, stream: Any = None
+    ) -> list[Any]:
         """Run a method again on the inputs of earlier calls. Errors: see `run_method`."""
-        return self.run_method(method_name, (), clone_outputs)
+        return self.run_method(method_name, (), clone_outputs, stream=stream)
 
     def method_meta(self, method_name: str) -> MethodMeta:
         """What the program says of a method, without loading it.

@@ -92,10 +92,15 @@ class ExecuTorchModule(Module):
         return super()._program
 
     def run_method(
-        self, method_name: str, inputs: Any = (), clone_outputs: bool = True
+        self,
+        method_name: str,
+        inputs: Any = (),
+        clone_outputs: bool = True,
+        *,
+        stream: Any = None,
     ) -> list[Any]:
         """Run a method on a sequence of inputs or one tensor: see `pteron.Module.run_method`."""
-        outputs = super().run_method(method_name, inputs, clone_outputs)
+        outputs = super().run_method(method_name, inputs, clone_outputs, stream=stream)
         return _official(self._methods[method_name], outputs)
 
     def has_etdump(self) -> bool:

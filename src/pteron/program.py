@@ -173,12 +173,20 @@ class Program:
         """
         return self._open.metadata(name)
 
-    def load_method(self, name: str = "forward") -> Method:
+    def load_method(self, name: str = "forward", *, cuda_graph: bool = False) -> Method:
         """A new method with memory of its own, independent of all others.
 
         Only state that the program was exported to share is one for all: see `State`.
 
+        Args:
+            name: Its name.
+            cuda_graph: Record all that it does on its CUDA device now, as a CUDA graph, which each
+                run then launches as a whole. Faster where a model has many small kernels. For
+                methods that do all their work on one device, with static shapes; inputs are copied
+                to fixed memory, as planned ones are.
+
         Raises:
+            ArgumentError: With `cuda_graph`: the work cannot be recorded; says why.
             MethodNotFoundError: There is no such method (also KeyError).
             OperatorMissingError: It uses operators that no kernel here implements; names them all.
             BackendMissingError: Parts of it are for a backend that is not available here.
@@ -186,7 +194,8 @@ class Program:
             OutOfMemoryError: Its memory could not be had (also MemoryError).
         """
         native = self._open
-        return native.load_method(name, Structure(native.metadata(name)))
+        structure = Structure(native.metadata(name))
+        return native.load_method(name, structure, cuda_graph=bool(cuda_graph))
 
     def __getitem__(self, name: str) -> Method:
         """The method of that name, loaded when first asked for."""

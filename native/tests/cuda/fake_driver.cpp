@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "fake_driver_state.h"
 
@@ -90,6 +91,10 @@ void run_everything() {
 Result submit(void* stream, std::function<void()> body) {
   auto found = fake().streams.find(stream);
   if (found == fake().streams.end()) return kInvalidHandle;
+  if (Graph* graph = found->second.recording) {
+    graph->nodes.push_back({.body = std::move(body)});
+    return kOk;
+  }
   const uint64_t ticket = ++fake().tickets;
   if (!fake().deferred) {
     body();
@@ -141,8 +146,11 @@ Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void*
   ++(to == Side::Host     ? fake().counters.downloads
      : from == Side::Host ? fake().counters.uploads
                           : fake().counters.device_copies);
-  // Pageable memory is read before the call returns, as the driver does for small copies.
-  if (from == Side::Host && !is_pinned(src)) {
+  const auto found = fake().streams.find(stream);
+  const bool recording = found != fake().streams.end() && found->second.recording != nullptr;
+  // Pageable memory is read before the call returns, as the driver does for small copies; by a
+  // graph at each launch.
+  if (from == Side::Host && !is_pinned(src) && !recording) {
     std::string staged(static_cast<const char*>(src), nbytes);
     return submit(stream, [=] { std::memcpy(dst, staged.data(), staged.size()); });
   }
@@ -169,6 +177,7 @@ FAKE void fake_cuda_reset_counters() {
   kept.live_events = c.live_events;
   kept.live_modules = c.live_modules;
   kept.live_pools = c.live_pools;
+  kept.live_graphs = c.live_graphs;
   c = kept;
 }
 FAKE void fake_cuda_fail(const char* symbol, int result, int after) {
@@ -196,8 +205,12 @@ FAKE void fake_cuda_unpin(void* p) {
   std::lock_guard lock(fake().mutex);
   fake().pinned.erase(reinterpret_cast<uintptr_t>(p));
 }
-FAKE void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument) {
+FAKE void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument,
+                           void (*done)(void*)) {
   std::lock_guard lock(fake().mutex);
   ++fake().counters.launches;
-  submit(stream, [=] { kernel(argument); });
+  std::shared_ptr<void> held(argument, [=](void* p) {
+    if (done != nullptr) done(p);
+  });
+  submit(stream, [=] { kernel(held.get()); });
 }

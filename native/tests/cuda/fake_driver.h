@@ -14,8 +14,8 @@ extern "C" {
 struct FakeCudaCounters {
   uint64_t live_blocks, live_bytes;  // device memory
   uint64_t live_streams, live_events, live_modules;
-  uint64_t live_pools;
-  uint64_t allocations, launches;
+  uint64_t live_pools, live_graphs;
+  uint64_t allocations, launches, graph_launches;
   uint64_t device_waits, stream_waits, event_waits;  // on the host
   uint64_t event_records, stream_wait_events;        // on the device
   uint64_t uploads, downloads, device_copies;
@@ -39,7 +39,8 @@ void fake_cuda_defer(int deferred);
 void fake_cuda_pin(void* pointer, size_t nbytes);
 void fake_cuda_unpin(void* pointer);
 
-// A kernel: runs on the host, in stream order, when its stream gets to it.
-void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument);
+// A kernel: runs on the host, in stream order, when its stream gets to it; once for each launch of
+// a graph that recorded it. `done`, which may be null, gets the argument when it is needed no more.
+void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument, void (*done)(void*));
 
 }  // extern "C"

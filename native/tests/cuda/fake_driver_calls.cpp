@@ -1,6 +1,7 @@
 // The cu* functions of the fake driver.
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "fake_driver_state.h"
 
@@ -280,6 +281,7 @@ FAKE Result cuStreamDestroy_v2(void* stream) {
 FAKE Result cuStreamSynchronize(void* stream) {
   ENTER(cuStreamSynchronize);
   if (!fake().streams.contains(stream)) return kInvalidHandle;
+  if (fake().streams[stream].recording != nullptr) return kNotWhileRecording;
   ++fake().counters.stream_waits;
   run_stream(stream);
   return kOk;
@@ -351,17 +353,130 @@ FAKE Result cuModuleUnload(void* module) {
   --fake().counters.live_modules;
   return kOk;
 }
-FAKE Result cuModuleGetFunction(void** out, void* module, const char*) {
+FAKE Result cuModuleGetFunction(void** out, void* module, const char* name) {
   ENTER(cuModuleGetFunction);
   *out = module;
+  if (std::strcmp(name, "pteron_copy") == 0) fake().copy_kernels.insert(module);
   return kOk;
 }
 FAKE Result cuFuncSetAttribute(void*, int, int) { return kOk; }
-FAKE Result cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                           unsigned, void* stream, void**, void**) {
+
+namespace {
+// What pteron's own kernel does with its arguments: dst, src, nbytes.
+Result copy_body(void** arguments, std::function<void()>& body) {
+  void* dst = pointer(*static_cast<Pointer*>(arguments[0]));
+  const void* src = pointer(*static_cast<Pointer*>(arguments[1]));
+  const auto nbytes = static_cast<size_t>(*static_cast<unsigned long long*>(arguments[2]));
+  if (!inside(dst, nbytes) || !inside(src, nbytes)) return bad_pointer();
+  body = [=] { std::memcpy(dst, src, nbytes); };
+  return kOk;
+}
+}  // namespace
+
+FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned,
+                           unsigned, unsigned, void* stream, void** arguments, void**) {
   ENTER(cuLaunchKernel);
   NEED_CONTEXT();
   if (!fake().streams.contains(stream)) return kInvalidHandle;
   ++fake().counters.launches;
+  if (!fake().copy_kernels.contains(function)) return kOk;
+  std::function<void()> body;
+  if (const Result result = copy_body(arguments, body); result != kOk) return result;
+  return submit(stream, body);
+}
+
+FAKE Result cuStreamBeginCapture_v2(void* stream, int) {
+  ENTER(cuStreamBeginCapture_v2);
+  if (stream == nullptr || !fake().streams.contains(stream)) return kInvalidHandle;
+  fake().streams[stream].recording = new Graph;
+  return kOk;
+}
+FAKE Result cuStreamEndCapture(void* stream, Graph** out) {
+  ENTER(cuStreamEndCapture);
+  if (!fake().streams.contains(stream)) return kInvalidHandle;
+  *out = std::exchange(fake().streams[stream].recording, nullptr);
+  if (*out == nullptr) return kInvalidValue;
+  fake().graphs.insert(*out);
+  return kOk;
+}
+FAKE Result cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id,
+                                      Graph** out, Node*** nodes, size_t* count) {
+  ENTER(cuStreamGetCaptureInfo_v2);
+  if (!fake().streams.contains(stream)) return kInvalidHandle;
+  Graph* graph = fake().streams[stream].recording;
+  *status = graph != nullptr ? 1 : 0;
+  *id = 1;
+  *out = graph;
+  thread_local Node* last = nullptr;
+  *count = graph == nullptr || graph->nodes.empty() ? 0 : 1;
+  if (*count != 0) last = &graph->nodes.back();
+  *nodes = &last;
+  return kOk;
+}
+FAKE Result cuGraphInstantiateWithFlags(GraphExec** out, Graph* graph, unsigned long long) {
+  ENTER(cuGraphInstantiateWithFlags);
+  if (!fake().graphs.contains(graph)) return kInvalidHandle;
+  *out = new GraphExec;
+  for (const Node& node : graph->nodes) {
+    (*out)->template_of[&node] = (*out)->nodes.size();
+    (*out)->nodes.push_back(node);
+  }
+  fake().graph_execs.insert(*out);
+  ++fake().counters.live_graphs;
+  return kOk;
+}
+
+namespace {
+struct KernelNode {
+  void* function;
+  unsigned sizes[7];
+  void** arguments;
+  void** extra;
+};
+
+Node* node_of(GraphExec* exec, const Node* node) {
+  if (!fake().graph_execs.contains(exec)) return nullptr;
+  auto found = exec->template_of.find(node);
+  return found == exec->template_of.end() ? nullptr : &exec->nodes[found->second];
+}
+}  // namespace
+
+FAKE Result cuGraphExecKernelNodeSetParams(GraphExec* exec, const Node* which,
+                                           const KernelNode* kernel) {
+  ENTER(cuGraphExecKernelNodeSetParams);
+  NEED_CONTEXT();
+  Node* node = node_of(exec, which);
+  if (node == nullptr || !fake().copy_kernels.contains(kernel->function)) return kInvalidHandle;
+  return copy_body(kernel->arguments, node->body);
+}
+FAKE Result cuGraphNodeSetEnabled(GraphExec* exec, const Node* which, unsigned enabled) {
+  ENTER(cuGraphNodeSetEnabled);
+  Node* node = node_of(exec, which);
+  if (node == nullptr) return kInvalidHandle;
+  node->enabled = enabled != 0;
+  return kOk;
+}
+FAKE Result cuGraphLaunch(GraphExec* exec, void* stream) {
+  ENTER(cuGraphLaunch);
+  NEED_CONTEXT();
+  if (!fake().graph_execs.contains(exec)) return kInvalidHandle;
+  ++fake().counters.graph_launches;
+  return submit(stream, [nodes = exec->nodes] {
+    for (const Node& node : nodes) {
+      if (node.enabled) node.body();
+    }
+  });
+}
+FAKE Result cuGraphExecDestroy(GraphExec* exec) {
+  ENTER(cuGraphExecDestroy);
+  if (fake().graph_execs.erase(exec) == 0) return kInvalidHandle;
+  delete exec;
+  --fake().counters.live_graphs;
+  return kOk;
+}
+FAKE Result cuGraphDestroy(Graph* graph) {
+  ENTER(cuGraphDestroy);
+  if (fake().graphs.erase(graph) == 0) return kInvalidHandle;
+  delete graph;
   return kOk;
 }

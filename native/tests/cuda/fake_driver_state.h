@@ -21,7 +21,8 @@ using Result = int;
 using Pointer = unsigned long long;
 
 constexpr Result kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
-                 kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600;
+                 kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
+                 kNotWhileRecording = 900;
 
 struct Block {
   size_t nbytes = 0;
@@ -40,8 +41,24 @@ struct Work {
   std::function<void()> body;
 };
 
+struct Node {
+  bool enabled = true;
+  std::function<void()> body;
+};
+
+// A graph is what a stream recorded. What a launch does is a copy of its nodes, made when it was
+// instantiated; `template_of` tells them by their originals.
+struct Graph {
+  std::deque<Node> nodes;  // addresses stay
+};
+struct GraphExec {
+  std::map<const Node*, size_t> template_of;
+  std::vector<Node> nodes;
+};
+
 struct Stream {
   bool blocking = true;
+  Graph* recording = nullptr;
   std::deque<Work> queue;
 };
 
@@ -59,6 +76,9 @@ struct State {
   std::map<void*, Stream> streams;
   std::set<Event*> events;
   std::set<void*> modules;
+  std::set<void*> copy_kernels;  // functions
+  std::set<Graph*> graphs;
+  std::set<GraphExec*> graph_execs;
   std::set<void*> pool_handles;
   std::map<std::string, std::pair<Result, int>> failures;
   uint64_t tickets = 0;

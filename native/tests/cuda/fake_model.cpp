@@ -22,6 +22,7 @@ int32_t aoti_torch_get_data_ptr(Tensor*, void**);
 int32_t aoti_torch_get_sizes(Tensor*, int64_t**);
 int32_t aoti_torch_get_dim(Tensor*, int64_t*);
 int32_t aoti_torch_get_numel(Tensor*, int64_t*);
+int32_t aoti_torch_item_float32(Tensor*, float*);
 int32_t aoti_torch_create_cuda_stream_guard(void*, int32_t, void**);
 int32_t aoti_torch_delete_cuda_stream_guard(void*);
 void aoti_torch_check(bool, const char*, const char*, uint32_t, const char*);
@@ -59,7 +60,7 @@ constexpr Shape shape() {
   if (kModel == "muladd") return {2, 2, nullptr, 0};
   if (kModel == "views") return {1, 5, nullptr, 0};
   if (kModel == "swap") return {1, 2, nullptr, 0};
-  return {2, 1, nullptr, 0};  // add, throws, undefined
+  return {2, 1, nullptr, 0};  // add, reads, throws, undefined
 }
 
 struct Container {
@@ -121,13 +122,8 @@ std::vector<int64_t> sizes_of(Tensor* t) {
 template <typename Kernel>
 void launch(void* stream, Kernel kernel) {
   fake_cuda_launch(
-      stream,
-      [](void* argument) {
-        auto* k = static_cast<Kernel*>(argument);
-        (*k)();
-        delete k;
-      },
-      new Kernel(kernel));
+      stream, [](void* argument) { (*static_cast<Kernel*>(argument))(); }, new Kernel(kernel),
+      [](void* argument) { delete static_cast<Kernel*>(argument); });
 }
 
 void dense(const float* x, const float* w, const float* b, float* y, int64_t n, int64_t in,
@@ -146,6 +142,16 @@ void run_add(Tensor** in, Tensor** out, void* stream) {
   launch(stream, [x = data(in[0]), y = data(in[1]), z = data(out[0]), n = numel(in[0])] {
     for (int64_t i = 0; i < n; ++i) z[i] = x[i] + y[i];
   });
+}
+
+// The sum, after a look at the first element, as models with .item() take it.
+void run_reads(Tensor** in, Tensor** out, void* stream) {
+  float first = 0;
+  Tensor* element = view(in[0], {}, {}, 0);
+  const int32_t code = aoti_torch_item_float32(element, &first);
+  ok(aoti_torch_delete_tensor_object(element));
+  ok(code);
+  run_add(in, out, stream);
 }
 
 // In the order in which the exporter hands them to the delegate: the sum, then the product.
@@ -216,6 +222,7 @@ void run_swap(Container& c, Tensor** in, Tensor** out, void* stream) {
 
 void run(Container& c, Tensor** in, Tensor** out, void* stream) {
   if (kModel == "add") run_add(in, out, stream);
+  if (kModel == "reads") run_reads(in, out, stream);
   if (kModel == "muladd") run_muladd(in, out, stream);
   if (kModel == "state") run_state(c, in, out, stream);
   if (kModel == "mlp") run_mlp(c, in, out, stream);

@@ -1,0 +1,162 @@
+#include "graph.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "context.h"
+#include "copy_kernel.h"
+#include "memory.h"
+#include "stream.h"
+
+namespace pteron::cuda {
+
+namespace {
+thread_local Graph* active_graph = nullptr;
+thread_local int active_device = -1;
+}  // namespace
+
+Graph* Graph::recording(int device) {
+  if (active_graph != nullptr && active_device != device) {
+    throw Failure(ErrorCode::NotSupported, "it works on cuda:" + std::to_string(active_device) +
+                                               " and on cuda:" + std::to_string(device));
+  }
+  return active_graph;
+}
+
+Graph::~Graph() {
+  to_code([this] {
+    ContextGuard guard(device_);
+    stop();
+    if (exec_ != nullptr) driver().graph_exec_destroy(exec_);
+    if (graph_ != nullptr) driver().graph_destroy(graph_);
+  });
+  for (const Block& block : blocks_) cuda::free(device_, block.data);
+}
+
+void Graph::begin() {
+  const Driver& d = driver();
+  if (d.capture_begin == nullptr || d.capture_end == nullptr || d.capture_info == nullptr ||
+      d.graph_instantiate == nullptr || d.graph_set_kernel == nullptr ||
+      d.graph_set_enabled == nullptr || d.graph_launch == nullptr ||
+      d.graph_exec_destroy == nullptr || d.graph_destroy == nullptr) {
+    throw Failure(ErrorCode::NotSupported,
+                  "the driver is too old: CUDA 11.6 is the first that can do it");
+  }
+  ContextGuard guard(device_);
+  // Not a blocking stream: other threads may use the legacy stream, which would join the capture.
+  check(d.stream_create(&stream_, kStreamNonBlocking), "create a CUDA stream");
+  check(d.capture_begin(stream_, kCaptureRelaxed), "record a CUDA graph");
+  active_graph = this;
+  active_device = device_;
+  set_caller_stream(device_, stream_);
+}
+
+size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before) {
+  Port port{nullptr, nbytes, dst, src, true, before};
+  const CopyKernel& kernel = copy_kernel(device_);
+  if (kernel.function != nullptr) {
+    ContextGuard guard(device_);
+    const CopyKernel::Call call(kernel, dst, src, nbytes);
+    const KernelNode& k = call.node;
+    check(driver().launch(k.function, k.grid_x, 1, 1, k.block_x, 1, 1, 0, stream_, k.arguments,
+                          nullptr),
+          "record a copy");
+    // What the stream's next work depends on is the copy, and nothing but it.
+    int status = 0;
+    unsigned long long id = 0;
+    GraphHandle graph = nullptr;
+    const GraphNode* last = nullptr;
+    size_t count = 0;
+    check(driver().capture_info(stream_, &status, &id, &graph, &last, &count), "record a copy");
+    if (count != 1) throw Failure(ErrorCode::Internal, "a recorded copy has no place");
+    port.node = last[0];
+  }
+  ports_.push_back(port);
+  return ports_.size() - 1;
+}
+
+void Graph::end() {
+  ContextGuard guard(device_);
+  const Driver& d = driver();
+  clear_caller_stream(device_);
+  active_graph = nullptr;
+  const Result result = d.capture_end(stream_, &graph_);
+  d.stream_destroy(std::exchange(stream_, nullptr));
+  check(result, "record a CUDA graph");
+  for (const Block& block : blocks_) {
+    if (block.used) {
+      throw Failure(ErrorCode::NotSupported, "the model keeps memory from one run to the next");
+    }
+  }
+  check(d.graph_instantiate(&exec_, graph_, 0), "make a CUDA graph");
+}
+
+// Gives up a recording.
+void Graph::stop() noexcept {
+  if (stream_ == nullptr) return;
+  if (active_graph == this) {
+    clear_caller_stream(device_);
+    active_graph = nullptr;
+  }
+  driver().capture_end(stream_, &graph_);
+  driver().stream_destroy(std::exchange(stream_, nullptr));
+}
+
+void Graph::connect(size_t port, void* dst, const void* src) {
+  Port& p = ports_[port];
+  const bool enable = dst != nullptr && src != nullptr;
+  const bool change = enable && (dst != p.dst || src != p.src);
+  if (p.node != nullptr && (change || enable != p.enabled)) {
+    ContextGuard guard(device_);
+    if (enable != p.enabled) {
+      check(driver().graph_set_enabled(exec_, p.node, enable ? 1 : 0), "change a CUDA graph");
+    }
+    if (change) {
+      const CopyKernel::Call call(copy_kernel(device_), dst, src, p.nbytes);
+      check(driver().graph_set_kernel(exec_, p.node, &call.node), "change a CUDA graph");
+    }
+  }
+  p.enabled = enable;
+  if (change) {
+    p.dst = dst;
+    p.src = src;
+  }
+}
+
+void Graph::copy_ports(bool before, Stream stream) const {
+  for (const Port& p : ports_) {
+    if (p.node != nullptr || !p.enabled || p.before != before) continue;
+    copy_async(CopyKind::DeviceToDevice, device_, p.dst, p.src, p.nbytes, stream);
+  }
+}
+
+void Graph::launch(Stream stream) {
+  ContextGuard guard(device_);
+  copy_ports(true, stream);
+  check(driver().graph_launch(exec_, stream), "launch a CUDA graph");
+  copy_ports(false, stream);
+}
+
+// Memory that the model has given back serves again: the graph's work is in one order.
+void* Graph::allocate(size_t nbytes) {
+  Block* best = nullptr;
+  for (Block& block : blocks_) {
+    const bool fits = !block.used && block.nbytes >= nbytes && block.nbytes / 2 <= nbytes;
+    if (fits && (best == nullptr || block.nbytes < best->nbytes)) best = &block;
+  }
+  if (best == nullptr) {
+    blocks_.reserve(blocks_.size() + 1);
+    best = &blocks_.emplace_back(Block{cuda::allocate(device_, nbytes), nbytes, true});
+  }
+  best->used = true;
+  return best->data;
+}
+
+bool Graph::release(void* pointer) noexcept {
+  auto found = std::ranges::find(blocks_, pointer, &Block::data);
+  if (found == blocks_.end()) return false;
+  found->used = false;
+  return true;
+}
+
+}  // namespace pteron::cuda
