@@ -7,9 +7,9 @@ one for what they share:
     pip install --no-deps --target EXPORTERS/common torchao tabulate ruamel.yaml
 
 Writes OUT/<program>_<release>/ as described in README.md; with `--run` it runs what is there in
-pteron instead. A program takes about a minute; each has a process of its own, eight at a time, and
-what has not come to an end after `--seconds` is stopped. A failure is printed and harms nothing
-else.
+pteron instead (what names cuda:1 needs a second GPU then). A program takes about a minute; each has
+a process of its own, eight at a time, and what has not come to an end after `--seconds` is stopped.
+A failure is printed and harms nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAMS = {
     "1.2.0": OLD,
     "1.3.1": OLD,
     "1.4.1": OLD,
-    "1.5.1": "mlp_devio mlp_dyn_devio kv_devio state_devio",
+    "1.5.1": "mlp_devio mlp_dyn_devio kv_devio state_devio rows_dyn add1_devio sums_devio sums",
 }
 STEPS = {"kv": 3, "state": 3}
 TESTS = Path(__file__).parent.parent.parent
@@ -73,13 +73,28 @@ def model(name: str) -> tuple[Any, tuple[Any, ...]]:
             self.acc.add_(x)
             return self.acc * 1.0
 
+    class Sums(nn.Module):
+        """Two parts that have nothing to do with each other."""
+
+        def forward(self, x: Any, y: Any, z: Any, w: Any) -> Any:
+            return x + y, z + w
+
+    class Rows(nn.Module):
+        """A large input and a small output."""
+
+        def forward(self, x: Any) -> Any:
+            return x.sum(-1)
+
     torch.manual_seed(0)
     r = torch.randn
     models: dict[str, Any] = {
         "add": lambda: (Add(), (r(2, 3), r(2, 3))),
+        "add1": lambda: (Add(), (r(2, 3), r(2, 3))),
         "mlp": lambda: (Mlp(), (r(2, 64),)),
         "kv": lambda: (Kv(), (torch.tensor([3]), r(1, 2, 1, 8))),
         "state": lambda: (State(), (r(4, 8),)),
+        "rows": lambda: (Rows(), (r(4, 1024),)),
+        "sums": lambda: (Sums(), tuple(r(2, 3) for _ in range(4))),
     }
     module, inputs = models[name.split("_")[0]]()
     return module.eval(), inputs
@@ -89,7 +104,6 @@ def export(name: str, release: str, target: Path) -> None:
     """Export one program with the exporter that is on the path and write it with its golden."""
     import torch
     from executorch.backends.cuda.cuda_backend import CudaBackend
-    from executorch.backends.cuda.cuda_partitioner import CudaPartitioner
     from executorch.exir import (
         EdgeCompileConfig,
         ExecutorchBackendConfig,
@@ -114,17 +128,41 @@ def export(name: str, release: str, target: Path) -> None:
                 skip_h2d_for_method_inputs=True, skip_d2h_for_method_outputs=True
             ),
         }
-    shapes = ({0: torch.export.Dim("b", min=1, max=8)},) if "dyn" in name else None
+    most = 65536 if name == "rows_dyn" else 8  # 65536 rows are 256 MiB
+    shapes = ({0: torch.export.Dim("b", min=1, max=most)},) if "dyn" in name else None
     exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
     program = to_edge_transform_and_lower(
         exported,
-        partitioner=[CudaPartitioner(specs)],
+        partitioner=[partitioner(name, specs)],
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     ).to_executorch(ExecutorchBackendConfig(**config))
     target.mkdir(parents=True, exist_ok=True)
     (target / "model.pte").write_bytes(program.buffer)
     program.write_tensor_data_to_file(str(target))
     write_golden(module, inputs, STEPS.get(name.split("_")[0], 1), target)
+
+
+def partitioner(name: str, specs: list[Any]) -> Any:
+    """All on cuda:0; ``add1`` on cuda:1; each operator of ``sums`` on a device of its own."""
+    from executorch.backends.cuda.cuda_partitioner import CudaPartitioner
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+
+    def on(device: int) -> list[Any]:
+        return [*specs, CompileSpec("target_device", f"cuda:{device}".encode())]
+
+    class OnePerDevice(Partitioner):  # type: ignore[misc]
+        def partition(self, exported_program: Any) -> Any:
+            tags = {}
+            calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
+            for device, node in enumerate(calls):
+                node.meta["delegation_tag"] = tag = f"cuda{device}"
+                tags[tag] = DelegationSpec("CudaBackend", on(device))
+            return PartitionResult(exported_program, tags)
+
+    if name.startswith("sums"):
+        return OnePerDevice()
+    return CudaPartitioner(on(1) if name.startswith("add1") else specs)
 
 
 def write_golden(module: Any, inputs: tuple[Any, ...], steps: int, target: Path) -> None:
@@ -137,8 +175,9 @@ def write_golden(module: Any, inputs: tuple[Any, ...], steps: int, target: Path)
     arrays = {f"in{i}__{str(x.dtype)[6:]}": x.numpy() for i, x in enumerate(inputs)}
     with torch.no_grad():
         for step in range(steps):
-            y = module(*(x.clone().to(device) for x in inputs)).cpu()
-            arrays[f"step{step}_out0__{str(y.dtype)[6:]}"] = y.numpy()
+            outputs = module(*(x.clone().to(device) for x in inputs))
+            for i, y in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+                arrays[f"step{step}_out{i}__{str(y.dtype)[6:]}"] = y.cpu().numpy()
     np.savez_compressed(target / "golden.npz", **arrays)
 
 
