@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import pteron
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "native" / "tests" / "cuda"
 GOLDENS = ROOT / "tests" / "data" / "cuda" / "goldens.tar.xz"
+EXPORTS = GOLDENS.with_name("exports.tar.xz")  # without libraries of their own
 MODELS = {name: name for name in ("add", "muladd", "state", "mlp")} | {
     "undefined": "add",
     "absent": "add",
@@ -60,6 +63,8 @@ class FakeDriver:
         self.handle = ctypes.CDLL(str(path))
         self.handle.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.handle.fake_cuda_set_memory.argtypes = [ctypes.c_uint64]
+        self.handle.fake_cuda_device_waits.restype = ctypes.c_uint64
+        self.handle.fake_cuda_device_of.argtypes = [ctypes.c_void_p]
 
     def counters(self) -> dict[str, int]:
         """What it has counted."""
@@ -80,15 +85,37 @@ class FakeDriver:
         """Do the work of streams as late as is allowed."""
         self.handle.fake_cuda_defer(on)
 
+    def device_waits(self, device: int) -> int:
+        """How many of the waits for a device were for this one."""
+        waits: int = self.handle.fake_cuda_device_waits(device)
+        return waits
+
     def set_memory(self, nbytes: int) -> None:
         """Bytes that a device has."""
         self.handle.fake_cuda_set_memory(nbytes)
 
-    def new_stream(self, blocking: bool) -> int:
+    def device_of(self, pointer: int) -> int:
+        """The device that memory is on; -1 for the host."""
+        device: int = self.handle.fake_cuda_device_of(pointer)
+        return device
+
+    @contextmanager
+    def context(self, device: int) -> Iterator[None]:
+        """Make a device's context current, as somebody else's code in this thread may."""
+        context = ctypes.c_void_p()
+        assert self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert self.handle.cuCtxPushCurrent_v2(context) == 0
+        yield
+        popped = ctypes.c_void_p()
+        assert self.handle.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0
+        assert popped.value == context.value
+
+    def new_stream(self, blocking: bool, device: int = 0) -> int:
         """The handle of a new stream; non-blocking ones are not ordered with the default one."""
         stream = ctypes.c_void_p()
         flags = 0 if blocking else 1
-        assert self.handle.cuStreamCreate(ctypes.byref(stream), flags) == 0
+        with self.context(device):
+            assert self.handle.cuStreamCreate(ctypes.byref(stream), flags) == 0
         assert stream.value is not None
         return stream.value
 
@@ -144,6 +171,16 @@ class Golden:
         return 2e-3 if tf32 else 1e-4
 
 
+def delete_in_every_order(programs: list[Golden]) -> None:
+    """Two methods of each program, deleted in every order; those that are left run in between."""
+    for order in itertools.permutations(programs):
+        methods = [(p, p.load().load_method()) for p in programs for _ in range(2)]
+        for gone in (*order, *order):
+            for program, method in methods:
+                program.check(method.execute(program.place(method)))
+            methods.pop(next(i for i, (p, _) in enumerate(methods) if p is gone))
+
+
 def as_float(dtype: str, array: Any) -> Any:
     """The values as float64; bfloat16 is stored as its bits."""
     if dtype == "bfloat16":
@@ -181,9 +218,9 @@ def result_of_bits(dtype: str, array: Any) -> Any:
     return pteron._core.result_from_bytes(dtype, array.shape, array.tobytes())
 
 
-def unpack_goldens(folder: Path) -> Path:
+def unpack_goldens(folder: Path, source: Path = GOLDENS) -> Path:
     """Unpack all goldens into `folder`."""
-    with tarfile.open(GOLDENS) as archive:
+    with tarfile.open(source) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
         else:
@@ -220,6 +257,7 @@ def build(folder: Path) -> Path:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(build_model, MODELS.items()))
     goldens = unpack_goldens(folder / "goldens")
+    unpack_goldens(goldens, EXPORTS)
     fakes().main(goldens, folder, folder / "programs")
     return driver
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cuda_docs
 import cuda_fakes
 import numpy as np
 import pytest
@@ -116,6 +117,13 @@ def test_outputs_kept(golden: Goldens) -> None:
     program.check(method.execute())
     program.check(method.get_outputs())
     program.check(method.get_outputs(clone_outputs=False))
+
+
+def test_documentation(golden: Goldens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples that need neither torch nor CuPy nor the exporter."""
+    monkeypatch.chdir(golden("add_devio").folder)
+    count = cuda_docs.run(r"torch|cupy|lowered", {"np": np, "pteron": pteron})
+    assert count >= 2
 
 
 def test_module(golden: Goldens) -> None:
