@@ -228,6 +228,12 @@ def unpack_goldens(folder: Path, source: Path = GOLDENS) -> Path:
     return folder
 
 
+def golden_names() -> set[str]:
+    """The names of all goldens."""
+    with tarfile.open(GOLDENS) as archive:
+        return {Path(name).parent.name for name in archive.getnames() if name.endswith(".npz")}
+
+
 def build(folder: Path) -> Path:
     """Compile the fake driver and models and make the fake programs; returns the driver's path."""
     compiler = shutil.which("g++")
@@ -237,7 +243,7 @@ def build(folder: Path) -> Path:
     sources = [SOURCES / "fake_driver.cpp", SOURCES / "fake_driver_calls.cpp"]
     run([*shared, "-Wl,-soname,libcuda.so.1", *sources, "-o", driver])
 
-    absent = folder / "away" / "libpteron_absent.so"  # where no loader looks
+    absent = folder / "away" / "libgomp-missing.so.1"  # where no loader looks
     absent.parent.mkdir()
     run([*shared, "-x", "c++", os.devnull, f"-Wl,-soname,{absent.name}", "-o", absent])
 

@@ -340,7 +340,7 @@ def test_damaged_library(driver: FakeDriver, golden: Goldens) -> None:
     ("model", "words"),
     [
         ("undefined", "undefined symbol: aoti_torch_no_such_shim"),
-        ("absent", "libpteron_absent.so: cannot open shared object file"),
+        ("absent", "libgomp-missing.so.1: cannot open shared object file"),
     ],
 )
 def test_what_a_library_lacks(driver: FakeDriver, golden: Goldens, model: str, words: str) -> None:
