@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +111,27 @@ def test_waits(
     run(inputs)
     after = [driver.device_waits(device) for device in (0, 1)]
     assert (after[0] - before[0], after[1] - before[1]) == waits
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_no_waits_without_elements(driver: FakeDriver, golden: Goldens, empty: int) -> None:
+    """M20: a device on which all tensors have no elements is not waited for, the other one is."""
+    program = golden(SUMS)
+    sizes = struct.pack("<3i", 2, 2, 3)  # in the file: both outputs, then the inputs, all backwards
+    places = [match.start() for match in re.finditer(re.escape(sizes), program.data)]
+    assert len(places) == 6
+    data = bytearray(program.data)
+    for i in {0: (1, 4, 5), 1: (0, 2, 3)}[empty]:
+        struct.pack_into("<3i", data, places[i], 2, 0, 3)
+    method = program.load(bytes(data)).load_method()
+    for i, info in enumerate(method.metadata.inputs):
+        assert (0 in info.sizes()) == (i // 2 == empty)
+    arrays = [x[:0] if i // 2 == empty else x for i, x in enumerate(program.inputs)]
+    inputs = program.place(method, arrays)
+    before = [driver.device_waits(device) for device in (0, 1)]
+    method.execute(inputs)
+    assert driver.device_waits(empty) == before[empty]
+    assert driver.device_waits(1 - empty) == before[1 - empty] + 2
 
 
 @pytest.mark.parametrize("device", [0, 1])
