@@ -209,8 +209,9 @@ def busy_rows(program: Golden, table: Table) -> None:
             times = []
             for _ in range(30):
                 sync()
-                with torch.cuda.stream(busy):
-                    torch.cuda._sleep(cycles)
+                if cycles:
+                    with torch.cuda.stream(busy):
+                        torch.cuda._sleep(cycles)
                 start = time.perf_counter()
                 work()
                 times.append((time.perf_counter() - start) * 1e6)
