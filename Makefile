@@ -7,7 +7,7 @@ PYTHON ?= python3
 SOURCES := $(shell git ls-files -co --exclude-standard native src cmake CMakeLists.txt pyproject.toml)
 VENV := .venv/bin
 PEERS := .venv-peers/bin
-CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp')
+CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp' 'benchmarks/*.cpp')
 PY_FOLDERS := src cmake tests benchmarks examples
 
 .PHONY: help demo test test-peers test-numpy1 test-gpu bench-gpu fuzz conformance lint format stub bench clean

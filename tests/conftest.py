@@ -110,6 +110,7 @@ def opened(driver_path: Path) -> Iterator[cuda_fakes.FakeDriver]:
     """The fake driver, used by this process from now on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PTERON_CUDA_DRIVER", str(driver_path))
+        patch.setenv("FAKE_CUDA_DEVICES", "2")
         text = pteron._core.cuda_driver()
     assert str(driver_path) in text
     yield cuda_fakes.FakeDriver(driver_path)

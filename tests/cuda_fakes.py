@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,8 @@ _NAMES = (
 COUNTERS = _NAMES.split()
 _PROGRAMS = (
     "add add_big add_big_devio add_devin add_devio add_devio_planned add_hostplan add_noio "
-    "add_noout mlp_dyn mlp_fp32 muladd_devio muladd_dyn muladd_noout state two_methods"
+    "add_noout mlp_devio mlp_dyn mlp_dyn_devio mlp_fp32 muladd_devio muladd_dyn muladd_noout state "
+    "state_devio two_methods add_1.2.0 mlp_1.2.0 mlp_1.3.1 mlp_1.4.1 state_1.2.0"
 )
 PROGRAMS = _PROGRAMS.split()
 OUT_OF_MEMORY = 2
@@ -62,6 +65,8 @@ class FakeDriver:
         self.handle = ctypes.CDLL(str(path))
         self.handle.fake_cuda_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.handle.fake_cuda_set_memory.argtypes = [ctypes.c_uint64]
+        self.handle.fake_cuda_device_waits.restype = ctypes.c_uint64
+        self.handle.fake_cuda_device_of.argtypes = [ctypes.c_void_p]
 
     def counters(self) -> dict[str, int]:
         """What it has counted."""
@@ -82,15 +87,37 @@ class FakeDriver:
         """Do the work of streams as late as is allowed."""
         self.handle.fake_cuda_defer(on)
 
+    def device_waits(self, device: int) -> int:
+        """How many of the waits for a device were for this one."""
+        waits: int = self.handle.fake_cuda_device_waits(device)
+        return waits
+
     def set_memory(self, nbytes: int) -> None:
         """Bytes that a device has."""
         self.handle.fake_cuda_set_memory(nbytes)
 
-    def new_stream(self, blocking: bool) -> int:
+    def device_of(self, pointer: int) -> int:
+        """The device that memory is on; -1 for the host."""
+        device: int = self.handle.fake_cuda_device_of(pointer)
+        return device
+
+    @contextmanager
+    def context(self, device: int) -> Iterator[None]:
+        """Make a device's context current, as somebody else's code in this thread may."""
+        context = ctypes.c_void_p()
+        assert self.handle.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert self.handle.cuCtxPushCurrent_v2(context) == 0
+        yield
+        popped = ctypes.c_void_p()
+        assert self.handle.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0
+        assert popped.value == context.value
+
+    def new_stream(self, blocking: bool, device: int = 0) -> int:
         """The handle of a new stream; non-blocking ones are not ordered with the default one."""
         stream = ctypes.c_void_p()
         flags = 0 if blocking else 1
-        assert self.handle.cuStreamCreate(ctypes.byref(stream), flags) == 0
+        with self.context(device):
+            assert self.handle.cuStreamCreate(ctypes.byref(stream), flags) == 0
         assert stream.value is not None
         return stream.value
 
@@ -153,6 +180,16 @@ class Golden:
         return 2e-3 if tf32 else 1e-4
 
 
+def delete_in_every_order(programs: list[Golden]) -> None:
+    """Two methods of each program, deleted in every order; those that are left run in between."""
+    for order in itertools.permutations(programs):
+        methods = [(p, p.load().load_method()) for p in programs for _ in range(2)]
+        for gone in (*order, *order):
+            for program, method in methods:
+                program.check(method.execute(program.place(method)))
+            methods.pop(next(i for i, (p, _) in enumerate(methods) if p is gone))
+
+
 def as_float(dtype: str, array: Any) -> Any:
     """The values as float64; bfloat16 is stored as its bits."""
     if dtype == "bfloat16":
@@ -200,6 +237,12 @@ def unpack_goldens(folder: Path) -> Path:
     return folder
 
 
+def golden_names() -> set[str]:
+    """The names of all goldens."""
+    with tarfile.open(GOLDENS) as archive:
+        return {Path(name).parent.name for name in archive.getnames() if name.endswith(".npz")}
+
+
 def build(folder: Path) -> Path:
     """Compile the fake driver and models and make the fake programs; returns the driver's path."""
     compiler = shutil.which("g++")
@@ -209,7 +252,7 @@ def build(folder: Path) -> Path:
     sources = [SOURCES / "fake_driver.cpp", SOURCES / "fake_driver_calls.cpp"]
     run([*shared, "-Wl,-soname,libcuda.so.1", *sources, "-o", driver])
 
-    absent = folder / "away" / "libpteron_absent.so"  # where no loader looks
+    absent = folder / "away" / "libgomp-missing.so.1"  # where no loader looks
     absent.parent.mkdir()
     run([*shared, "-x", "c++", os.devnull, f"-Wl,-soname,{absent.name}", "-o", absent])
 

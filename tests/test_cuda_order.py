@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import capsules
+import cuda_fakes
 import numpy as np
 import pytest
 from cuda_fakes import PROGRAMS, FakeDriver, Goldens, near, pointer
@@ -235,6 +236,16 @@ def test_leaks(driver: FakeDriver, golden: Goldens, name: str) -> None:
     gc.collect()
     lost = driver.since(before)
     assert not [key for key in LIVE if key in lost]
+
+
+def test_deletions(driver: FakeDriver, golden: Goldens) -> None:
+    """Containers of three programs, two of each, go in every order and leave nothing."""
+    gc.collect()
+    before = driver.counters()
+    cuda_fakes.delete_in_every_order([golden(name) for name in ("add_devio", "mlp_fp32", "sums")])
+    gc.collect()
+    lost = driver.since(before).keys()
+    assert not lost & {"live_blocks", "live_bytes", "live_modules"}
 
 
 def test_threads(driver: FakeDriver, golden: Goldens) -> None:

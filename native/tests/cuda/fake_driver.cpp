@@ -11,8 +11,6 @@ State& fake() {
   static State* const instance = [] {
     auto* f = new State;
     if (const char* text = std::getenv("FAKE_CUDA_DEVICES")) f->devices = std::atoi(text);
-    f->streams[nullptr];                     // the legacy stream
-    f->streams[reinterpret_cast<void*>(2)];  // CU_STREAM_PER_THREAD, for one thread
     return f;
   }();
   return *instance;
@@ -21,6 +19,41 @@ State& fake() {
 std::vector<int>& thread_contexts() {
   thread_local std::vector<int> devices;
   return devices;
+}
+
+int current_device() { return thread_contexts().empty() ? 0 : thread_contexts().back(); }
+
+namespace {
+
+constexpr uintptr_t kLegacy = 0x100, kPerThread = 0x200;  // no allocated handle is as low
+
+void* special(uintptr_t base, int device) {
+  void* handle = reinterpret_cast<void*>(base + static_cast<unsigned>(device));
+  fake().streams.try_emplace(handle, Stream{device, true, {}});
+  return handle;
+}
+
+}  // namespace
+
+void* legacy_of(int device) { return special(kLegacy, device); }
+
+void* resolve(void* handle) {
+  const auto number = reinterpret_cast<uintptr_t>(handle);
+  if (number <= 1) return legacy_of(current_device());
+  return number == 2 ? special(kPerThread, current_device()) : handle;
+}
+
+Result own_stream(void* handle, void** resolved) {
+  *resolved = resolve(handle);
+  auto found = fake().streams.find(*resolved);
+  if (found == fake().streams.end()) return kInvalidHandle;
+  NEED_DEVICE(found->second.device);
+  return kOk;
+}
+
+Result bad_context() {
+  ++fake().counters.bad_contexts;
+  return kInvalidContext;
 }
 
 Result injected(const char* symbol) {
@@ -43,6 +76,11 @@ bool inside(const void* p, size_t nbytes) {
 
 bool on_device(const void* p) { return inside(p, 0) && inside(p, 1); }
 
+bool on_current_device(const void* p) {
+  const int device = fake_cuda_device_of(p);
+  return device < 0 || device == current_device();
+}
+
 Result bad_pointer() {
   ++fake().counters.bad_pointers;
   return kInvalidValue;
@@ -55,20 +93,26 @@ static void run_front(Stream& stream) {
   if (work.body) work.body();
 }
 
-// Runs a stream's work up to a ticket, and before it whatever CUDA would have run first.
+// A device's blocking streams, which its legacy stream waits for.
+static void run_blocking(int device, uint64_t ticket) {
+  for (auto& [handle, stream] : fake().streams) {
+    const bool of_device = stream.device == device && handle != legacy_of(device);
+    if (of_device && stream.blocking) run_until(handle, ticket);
+  }
+}
+
 void run_until(void* handle, uint64_t ticket) {
   auto found = fake().streams.find(handle);
   if (found == fake().streams.end()) return;
   Stream& stream = found->second;
+  void* const legacy = legacy_of(stream.device);
   while (!stream.queue.empty() && stream.queue.front().ticket <= ticket) {
     const uint64_t own = stream.queue.front().ticket;
-    if (handle == nullptr) {
-      for (auto& [other, s] : fake().streams) {
-        if (other != nullptr && s.blocking) run_until(other, own);
-      }
+    if (handle == legacy) {
+      run_blocking(stream.device, own);
     } else if (stream.blocking) {
-      Stream& legacy = fake().streams[nullptr];
-      if (!legacy.queue.empty() && legacy.queue.front().ticket < own) run_until(nullptr, own);
+      const auto& waiting = fake().streams[legacy].queue;
+      if (!waiting.empty() && waiting.front().ticket < own) run_until(legacy, own);
     }
     if (!stream.queue.empty() && stream.queue.front().ticket <= own) run_front(stream);
   }
@@ -77,10 +121,13 @@ void run_until(void* handle, uint64_t ticket) {
 void run_stream(void* handle) {
   run_until(handle, fake().tickets);
   // The legacy stream waits for blocking streams even when it has no work of its own.
-  if (handle == nullptr) {
-    for (auto& [other, stream] : fake().streams) {
-      if (stream.blocking) run_until(other, fake().tickets);
-    }
+  const int device = fake().streams[handle].device;
+  if (handle == legacy_of(device)) run_blocking(device, fake().tickets);
+}
+
+void run_device(int device) {
+  for (auto& [handle, stream] : fake().streams) {
+    if (stream.device == device) run_until(handle, fake().tickets);
   }
 }
 
@@ -88,10 +135,10 @@ void run_everything() {
   for (auto& [handle, stream] : fake().streams) run_until(handle, fake().tickets);
 }
 
-Result submit(void* stream, std::function<void()> body) {
-  auto found = fake().streams.find(stream);
-  if (found == fake().streams.end()) return kInvalidHandle;
-  if (Graph* graph = found->second.recording) {
+Result submit(void* handle, std::function<void()> body) {
+  void* stream = nullptr;
+  if (const Result wrong = own_stream(handle, &stream); wrong != kOk) return wrong;
+  if (Graph* graph = fake().streams[stream].recording) {
     graph->nodes.push_back({.body = std::move(body)});
     return kOk;
   }
@@ -100,7 +147,7 @@ Result submit(void* stream, std::function<void()> body) {
     body();
     return kOk;
   }
-  found->second.queue.push_back({ticket, 0, nullptr, std::move(body)});
+  fake().streams[stream].queue.push_back({ticket, 0, nullptr, std::move(body)});
   return kOk;
 }
 
@@ -143,6 +190,10 @@ Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void*
   const bool good = (to == Side::Device ? inside(dst, nbytes) : !on_device(dst)) &&
                     (from == Side::Device ? inside(src, nbytes) : !on_device(src));
   if (!good) return bad_pointer();
+  // A copy may cross from device to device, but one end is where the stream is.
+  const bool here = to == from ? on_current_device(dst) || on_current_device(src)
+                               : on_current_device(dst) && on_current_device(src);
+  if (!here) return bad_context();
   ++(to == Side::Host     ? fake().counters.downloads
      : from == Side::Host ? fake().counters.uploads
                           : fake().counters.device_copies);
@@ -187,6 +238,15 @@ FAKE void fake_cuda_fail(const char* symbol, int result, int after) {
   } else {
     fake().failures[symbol] = {result, after};
   }
+}
+FAKE uint64_t fake_cuda_device_waits(int device) {
+  std::lock_guard lock(fake().mutex);
+  return fake().device_waits[device];
+}
+FAKE int fake_cuda_device_of(const void* p) {
+  std::lock_guard lock(fake().mutex);
+  if (!on_device(p)) return -1;
+  return std::prev(fake().blocks.upper_bound(reinterpret_cast<uintptr_t>(p)))->second.device;
 }
 FAKE void fake_cuda_set_devices(int count) { fake().devices = count; }
 FAKE void fake_cuda_set_pools(int supported) { fake().pools = supported; }

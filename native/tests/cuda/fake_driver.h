@@ -20,7 +20,9 @@ struct FakeCudaCounters {
   uint64_t event_records, stream_wait_events;        // on the device
   uint64_t uploads, downloads, device_copies;
   uint64_t bad_pointers;  // calls that were given a pointer of the wrong side or size
-  uint64_t bad_contexts;  // calls that need a current context and had none
+  // Calls that need a current context and had none, or that of another device than their stream,
+  // event, memory, pool or module is of.
+  uint64_t bad_contexts;
 };
 
 void fake_cuda_counters(FakeCudaCounters* out);
@@ -28,6 +30,9 @@ void fake_cuda_reset_counters();  // the ones that only grow
 
 // The call `symbol` fails with `result` after `after` more good ones; null clears all.
 void fake_cuda_fail(const char* symbol, int result, int after);
+
+uint64_t fake_cuda_device_waits(int device);   // of device_waits
+int fake_cuda_device_of(const void* pointer);  // -1 for host memory
 
 void fake_cuda_set_devices(int count);       // before cuInit
 void fake_cuda_set_pools(int supported);     // before the first allocation

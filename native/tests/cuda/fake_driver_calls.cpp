@@ -94,7 +94,8 @@ FAKE Result cuCtxSynchronize() {
   ENTER(cuCtxSynchronize);
   NEED_CONTEXT();
   ++fake().counters.device_waits;
-  run_everything();
+  ++fake().device_waits[current_device()];
+  run_device(current_device());
   return kOk;
 }
 
@@ -110,7 +111,8 @@ FAKE Result cuMemAlloc_v2(Pointer* out, size_t nbytes) {
 }
 FAKE Result cuMemFree_v2(Pointer p) {
   ENTER(cuMemFree_v2);
-  run_everything();
+  if (!on_current_device(pointer(p))) return bad_context();
+  run_device(current_device());
   return release(p);
 }
 FAKE Result cuMemHostAlloc(void** out, size_t nbytes, unsigned) {
@@ -134,28 +136,31 @@ FAKE Result cuMemHostUnregister(void* p) {
   ENTER(cuMemHostUnregister);
   return fake().pinned.erase(reinterpret_cast<uintptr_t>(p)) == 0 ? bad_pointer() : kOk;
 }
-FAKE Result cuMemPoolCreate(void** out, const void*) {
+FAKE Result cuMemPoolCreate(void** out, const int* properties) {
   ENTER(cuMemPoolCreate);
   *out = std::malloc(1);
-  fake().pool_handles.insert(*out);
+  fake().pool_handles[*out] = properties[3];  // location.id
   ++fake().counters.live_pools;
   return kOk;
 }
 FAKE Result cuMemPoolSetAttribute(void*, int, void*) { return kOk; }
-FAKE Result cuMemPoolTrimTo(void*, size_t) {
+FAKE Result cuMemPoolTrimTo(void* pool, size_t) {
   ENTER(cuMemPoolTrimTo);
+  NEED_DEVICE(fake().pool_handles[pool]);
   return kOk;
 }
 FAKE Result cuMemAllocFromPoolAsync(Pointer* out, size_t nbytes, void* pool, void* stream) {
   ENTER(cuMemAllocFromPoolAsync);
-  if (!fake().pool_handles.contains(pool) || !fake().streams.contains(stream))
-    return kInvalidHandle;
+  if (!fake().pool_handles.contains(pool)) return kInvalidHandle;
+  NEED_DEVICE(fake().pool_handles[pool]);
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   return allocate(out, nbytes);
 }
 FAKE Result cuMemFreeAsync(Pointer p, void* stream) {
   ENTER(cuMemFreeAsync);
   NEED_CONTEXT();
   if (!fake().blocks.contains(address(p))) return bad_pointer();
+  if (!on_current_device(pointer(p))) return bad_context();
   return submit(stream, [p] { release(p); });
 }
 
@@ -178,20 +183,20 @@ FAKE Result cuMemcpyAsync(Pointer dst, Pointer src, size_t n, void* stream) {
 FAKE Result cuMemcpyHtoD_v2(Pointer dst, const void* src, size_t n) {
   ENTER(cuMemcpyHtoD_v2);
   const Result result = copy(pointer(dst), Side::Device, src, Side::Host, n, nullptr);
-  run_stream(nullptr);
+  run_stream(legacy_of(current_device()));
   return result;
 }
 FAKE Result cuMemcpyDtoH_v2(void* dst, Pointer src, size_t n) {
   ENTER(cuMemcpyDtoH_v2);
   const Result result = copy(dst, Side::Host, pointer(src), Side::Device, n, nullptr);
-  run_stream(nullptr);
+  run_stream(legacy_of(current_device()));
   return result;
 }
 FAKE Result cuMemcpy(Pointer dst, Pointer src, size_t n) {
   ENTER(cuMemcpy);
   const Result result =
       copy(pointer(dst), side_of(pointer(dst)), pointer(src), side_of(pointer(src)), n, nullptr);
-  run_stream(nullptr);
+  run_stream(legacy_of(current_device()));
   return result;
 }
 
@@ -225,6 +230,7 @@ FAKE Result cuMemcpy2DAsync_v2(const Copy2D* c, void* stream) {
   const size_t dst_span = (c->height - 1) * c->dst_pitch + c->width;
   if ((from_device && !inside(src, src_span)) || (to_device && !inside(dst, dst_span)))
     return bad_pointer();
+  if (!on_current_device(src) || !on_current_device(dst)) return bad_context();
   ++fake().counters.device_copies;
   const Copy2D copy = *c;
   return submit(stream, [=] {
@@ -236,13 +242,13 @@ FAKE Result cuMemcpy2DAsync_v2(const Copy2D* c, void* stream) {
 FAKE Result cuMemsetD8Async(Pointer dst, unsigned char value, size_t n, void* stream) {
   ENTER(cuMemsetD8Async);
   if (!inside(pointer(dst), n)) return bad_pointer();
+  if (!on_current_device(pointer(dst))) return bad_context();
   return submit(stream, [=] { std::memset(pointer(dst), value, n); });
 }
 FAKE Result cuPointerGetAttributes(unsigned count, int* attributes, void** values, Pointer p) {
   ENTER(cuPointerGetAttributes);
-  const bool device = on_device(pointer(p));
-  int owner = -2;
-  if (device) owner = std::prev(fake().blocks.upper_bound(address(p)))->second.device;
+  const int owner = fake_cuda_device_of(pointer(p));
+  const bool device = owner >= 0;
   const bool pinned = is_pinned(pointer(p));
   for (unsigned i = 0; i < count; ++i) {
     const unsigned type = device ? 2 : pinned ? 1 : 0;
@@ -254,7 +260,7 @@ FAKE Result cuPointerGetAttributes(unsigned count, int* attributes, void** value
         *static_cast<unsigned*>(values[i]) = 0;
         break;
       case 9:
-        *static_cast<int*>(values[i]) = owner;
+        *static_cast<int*>(values[i]) = device ? owner : -2;
         break;
       default:
         return kInvalidValue;
@@ -266,13 +272,14 @@ FAKE Result cuPointerGetAttributes(unsigned count, int* attributes, void** value
 FAKE Result cuStreamCreate(void** out, unsigned flags) {
   ENTER(cuStreamCreate);
   *out = std::malloc(1);
-  fake().streams[*out].blocking = (flags & 1U) == 0;
+  fake().streams[*out] = {current_device(), (flags & 1U) == 0, {}};
   ++fake().counters.live_streams;
   return kOk;
 }
 FAKE Result cuStreamDestroy_v2(void* stream) {
   ENTER(cuStreamDestroy_v2);
-  if (stream == nullptr || !fake().streams.contains(stream)) return kInvalidHandle;
+  if (stream == nullptr || resolve(stream) != stream) return kInvalidHandle;
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   run_stream(stream);
   fake().streams.erase(stream);
   --fake().counters.live_streams;
@@ -280,7 +287,7 @@ FAKE Result cuStreamDestroy_v2(void* stream) {
 }
 FAKE Result cuStreamSynchronize(void* stream) {
   ENTER(cuStreamSynchronize);
-  if (!fake().streams.contains(stream)) return kInvalidHandle;
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   if (fake().streams[stream].recording != nullptr) return kNotWhileRecording;
   ++fake().counters.stream_waits;
   run_stream(stream);
@@ -288,7 +295,8 @@ FAKE Result cuStreamSynchronize(void* stream) {
 }
 FAKE Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
   ENTER(cuStreamWaitEvent);
-  if (!fake().streams.contains(stream) || !fake().events.contains(event)) return kInvalidHandle;
+  if (!fake().events.contains(event)) return kInvalidHandle;  // of any device
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   ++fake().counters.stream_wait_events;
   if (event->ticket != 0 && fake().deferred) {
     fake().streams[stream].queue.push_back({++fake().tickets, event->ticket, event->stream, {}});
@@ -297,21 +305,25 @@ FAKE Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
 }
 FAKE Result cuEventCreate(Event** out, unsigned) {
   ENTER(cuEventCreate);
-  *out = new Event;
+  *out = new Event{current_device()};
   fake().events.insert(*out);
   ++fake().counters.live_events;
   return kOk;
 }
 FAKE Result cuEventDestroy_v2(Event* event) {
   ENTER(cuEventDestroy_v2);
-  if (fake().events.erase(event) == 0) return kInvalidHandle;
+  if (!fake().events.contains(event)) return kInvalidHandle;
+  NEED_DEVICE(event->device);
+  fake().events.erase(event);
   delete event;
   --fake().counters.live_events;
   return kOk;
 }
 FAKE Result cuEventRecord(Event* event, void* stream) {
   ENTER(cuEventRecord);
-  if (!fake().streams.contains(stream) || !fake().events.contains(event)) return kInvalidHandle;
+  if (!fake().events.contains(event)) return kInvalidHandle;
+  NEED_DEVICE(event->device);
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   ++fake().counters.event_records;
   event->ticket = ++fake().tickets;
   event->stream = stream;
@@ -322,6 +334,7 @@ FAKE Result cuEventRecord(Event* event, void* stream) {
 FAKE Result cuEventQuery(Event* event) {
   ENTER(cuEventQuery);
   if (!fake().events.contains(event)) return kInvalidHandle;
+  NEED_DEVICE(event->device);
   auto found = fake().streams.find(event->stream);
   if (event->ticket == 0 || found == fake().streams.end()) return kOk;
   for (const Work& work : found->second.queue) {
@@ -332,6 +345,7 @@ FAKE Result cuEventQuery(Event* event) {
 FAKE Result cuEventSynchronize(Event* event) {
   ENTER(cuEventSynchronize);
   if (!fake().events.contains(event)) return kInvalidHandle;
+  NEED_DEVICE(event->device);
   ++fake().counters.event_waits;
   if (event->ticket != 0) run_until(event->stream, event->ticket);
   return kOk;
@@ -341,14 +355,17 @@ FAKE Result cuModuleLoadData(void** out, const void*) {
   ENTER(cuModuleLoadData);
   NEED_CONTEXT();
   *out = std::malloc(1);
-  fake().modules.insert(*out);
+  fake().modules[*out] = current_device();
   ++fake().counters.live_modules;
   return kOk;
 }
 FAKE Result cuModuleUnload(void* module) {
   ENTER(cuModuleUnload);
   NEED_CONTEXT();
-  if (fake().modules.erase(module) == 0) return kInvalidHandle;
+  auto found = fake().modules.find(module);
+  if (found == fake().modules.end()) return kInvalidHandle;
+  NEED_DEVICE(found->second);
+  fake().modules.erase(found);
   std::free(module);
   --fake().counters.live_modules;
   return kOk;
@@ -377,7 +394,7 @@ FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigne
                            unsigned, unsigned, void* stream, void** arguments, void**) {
   ENTER(cuLaunchKernel);
   NEED_CONTEXT();
-  if (!fake().streams.contains(stream)) return kInvalidHandle;
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   ++fake().counters.launches;
   if (!fake().copy_kernels.contains(function)) return kOk;
   std::function<void()> body;
@@ -387,7 +404,8 @@ FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigne
 
 FAKE Result cuStreamBeginCapture_v2(void* stream, int) {
   ENTER(cuStreamBeginCapture_v2);
-  if (stream == nullptr || !fake().streams.contains(stream)) return kInvalidHandle;
+  if (stream == nullptr) return kInvalidHandle;
+  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   fake().streams[stream].recording = new Graph;
   return kOk;
 }

@@ -30,6 +30,7 @@ struct Block {
 };
 
 struct Event {
+  int device = 0;
   uint64_t ticket = 0;  // of the record that counts; 0: never recorded
   void* stream = nullptr;
 };
@@ -57,6 +58,7 @@ struct GraphExec {
 };
 
 struct Stream {
+  int device = 0;
   bool blocking = true;
   Graph* recording = nullptr;
   std::deque<Work> queue;
@@ -73,19 +75,29 @@ struct State {
   FakeCudaCounters counters{};
   std::map<uintptr_t, Block> blocks;  // by address
   std::map<uintptr_t, size_t> pinned;
-  std::map<void*, Stream> streams;
+  std::map<void*, Stream> streams;  // by resolved handle
   std::set<Event*> events;
-  std::set<void*> modules;
+  std::map<void*, int> modules;  // and their devices
+  std::map<void*, int> pool_handles;
+  std::map<int, uint64_t> device_waits;
   std::set<void*> copy_kernels;  // functions
   std::set<Graph*> graphs;
   std::set<GraphExec*> graph_execs;
-  std::set<void*> pool_handles;
   std::map<std::string, std::pair<Result, int>> failures;
   uint64_t tickets = 0;
 };
 
 State& fake();
 std::vector<int>& thread_contexts();  // devices, innermost last
+int current_device();                 // 0 without a context: what tests call needs none
+
+// The stream that a handle means now: null, 1 and 2 are streams of the current device.
+void* legacy_of(int device);
+void* resolve(void* handle);
+// The resolved stream if it is one of the current device, else a counted mistake.
+Result own_stream(void* handle, void** resolved);
+Result bad_context();
+bool on_current_device(const void* p);  // memory; also where it is on no device
 
 inline uintptr_t address(Pointer p) { return static_cast<uintptr_t>(p); }
 inline void* pointer(Pointer p) { return reinterpret_cast<void*>(address(p)); }
@@ -102,11 +114,12 @@ Result bad_pointer();
 Result allocate(Pointer* out, size_t nbytes);
 Result release(Pointer p);
 
-// Queues work on a stream, or does it at once when nothing is deferred.
+// Queues work on a stream of the current device, or does it at once when nothing is deferred.
 Result submit(void* stream, std::function<void()> body);
-// Does a stream's work up to a ticket, and before it whatever CUDA would have done first.
+// Does a resolved stream's work up to a ticket, and before it what CUDA would have done first.
 void run_until(void* stream, uint64_t ticket);
 void run_stream(void* stream);
+void run_device(int device);
 void run_everything();
 
 enum class Side { Host, Device };
@@ -120,9 +133,11 @@ Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void*
   if (!fake().initialized) return kNotInitialized; \
   if (const Result failure = injected(#symbol); failure != kOk) return failure
 
-#define NEED_CONTEXT()              \
-  if (thread_contexts().empty()) {  \
-    ++fake().counters.bad_contexts; \
-    return kInvalidContext;         \
-  }                                 \
+#define NEED_CONTEXT()                                 \
+  if (thread_contexts().empty()) return bad_context(); \
+  static_cast<void>(0)
+
+// For memory, an event, a module or a pool of this device.
+#define NEED_DEVICE(device)                               \
+  if ((device) != current_device()) return bad_context(); \
   static_cast<void>(0)

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +29,7 @@ int32_t aoti_torch_delete_cuda_stream_guard(void*);
 void aoti_torch_check(bool, const char*, const char*, uint32_t, const char*);
 int32_t aoti_torch_no_such_shim();
 int cudaSetDevice(int);
+int cudaMemcpy(void*, const void*, size_t, int);
 int cuModuleLoadData(void**, const void*);
 }
 
@@ -40,13 +42,14 @@ constexpr std::string_view kModel = FAKE_MODEL;
 struct ConstantInfo {
   const char* name;
   const char* fqn;
-  int32_t kind;  // 1 parameter, 2 buffer
+  int32_t kind;           // 1 parameter, 2 buffer
+  int64_t rows, columns;  // columns 0: one dimension
 };
-constexpr ConstantInfo kMlpConstants[] = {{"a_weight", "a.weight", 1},
-                                          {"a_bias", "a.bias", 1},
-                                          {"b_weight", "b.weight", 1},
-                                          {"b_bias", "b.bias", 1}};
-constexpr ConstantInfo kStateConstants[] = {{"acc", "acc", 2}};
+constexpr ConstantInfo kMlpConstants[] = {{"a_weight", "a.weight", 1, 128, 64},
+                                          {"a_bias", "a.bias", 1, 128, 0},
+                                          {"b_weight", "b.weight", 1, 16, 128},
+                                          {"b_bias", "b.bias", 1, 16, 0}};
+constexpr ConstantInfo kStateConstants[] = {{"acc", "acc", 2, 4, 8}};
 
 struct Shape {
   size_t inputs, outputs;
@@ -63,10 +66,18 @@ constexpr Shape shape() {
   return {2, 1, nullptr, 0};  // add, reads, throws, undefined
 }
 
+thread_local int here = 0;  // the device of the container that runs
+
 struct Container {
+  int device = 0;
   std::vector<Tensor*> constants = std::vector<Tensor*>(shape().num_constants, nullptr);
+  std::vector<Tensor*> blob;  // constants that are its own
   void* module = nullptr;
   int runs = 0;
+
+  ~Container() {
+    for (Tensor* t : blob) aoti_torch_delete_tensor_object(t);
+  }
 };
 
 void ok(int32_t code) {
@@ -76,6 +87,8 @@ void ok(int32_t code) {
 float* data(Tensor* t) {
   void* p = nullptr;
   ok(aoti_torch_get_data_ptr(t, &p));
+  const int where = fake_cuda_device_of(p);
+  if (where >= 0 && where != here) throw std::runtime_error("memory of another device");
   return static_cast<float*>(p);
 }
 
@@ -100,7 +113,7 @@ Tensor* empty(std::vector<int64_t> sizes) {
   }
   Tensor* t = nullptr;
   ok(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 6,
-                              1, 0, &t));
+                              1, here, &t));
   return t;
 }
 
@@ -253,6 +266,7 @@ EXPORT int32_t AOTInductorModelContainerCreateWithDevice(Container** out, size_t
   return guarded([&] {
     if (std::strncmp(device, "cuda:", 5) != 0) throw std::runtime_error("device");
     *out = new Container;
+    (*out)->device = std::stoi(device + 5);
     cuModuleLoadData(&(*out)->module, "image");  // never unloaded, like torch 2.11's libraries
   });
 }
@@ -311,6 +325,21 @@ EXPORT int32_t AOTInductorModelContainerUpdateUserManagedConstantBufferPairs(Con
   });
 }
 
+// As exported up to 1.4: all constants in one piece, each at a multiple of 64 bytes.
+EXPORT int32_t AOTInductorModelUpdateConstantsFromBlob(Container* c, const uint8_t* bytes) {
+  return guarded([&] {
+    here = c->device;
+    for (size_t i = 0; i < shape().num_constants; ++i) {
+      const ConstantInfo& info = shape().constants[i];
+      Tensor* t = info.columns == 0 ? empty({info.rows}) : empty({info.rows, info.columns});
+      c->blob.push_back(c->constants[i] = t);
+      const size_t nbytes = static_cast<size_t>(numel(t)) * sizeof(float);
+      ok(cudaMemcpy(data(t), bytes, nbytes, 1 /* to the device */));
+      bytes += (nbytes + 63) / 64 * 64;
+    }
+  });
+}
+
 EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(Container* c, Tensor** in, size_t,
                                                           Tensor** out, size_t, void* stream,
                                                           void*) {
@@ -321,7 +350,8 @@ EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(Container* c, Tensor**
   }
   void* guard = nullptr;
   const int32_t result = guarded([&] {
-    ok(aoti_torch_create_cuda_stream_guard(stream, 0, &guard));
+    here = c->device;
+    ok(aoti_torch_create_cuda_stream_guard(stream, here, &guard));
     run(*c, taken.data(), out, stream);
   });
   if (guard != nullptr) aoti_torch_delete_cuda_stream_guard(guard);

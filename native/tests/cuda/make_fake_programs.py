@@ -12,6 +12,8 @@ from pathlib import Path
 
 MODEL_OF = {
     "add": "add",
+    "add1": "add",
+    "sums": "add",
     "muladd": "muladd",
     "state": "state",
     "mlp": "mlp",

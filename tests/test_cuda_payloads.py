@@ -1,0 +1,121 @@
+"""Payloads of older and newer exporters, executed on the fake driver."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from cuda_fakes import FakeDriver, Goldens
+
+from pteron import errors
+
+RELEASES = ("1.2.0", "1.3.1", "1.4.1")
+
+
+# One blob of weights, up to 1.4
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("model", ["add", "mlp", "state"])
+def test_blobs(driver: FakeDriver, golden: Goldens, release: str, model: str) -> None:
+    """Keys by the method's name (1.2, 1.3) or in the payload (1.4); weights and state in a blob."""
+    program = golden(f"{model}_{release}")
+    assert b"ETCUDAFQN" not in program.data
+    method = program.load().load_method()
+    for step in range(len(program.steps)):
+        program.check(method.execute(program.place(method)), step)
+    again = program.load().load_method()  # with a state of its own
+    program.check(again.execute(program.place(again)))
+
+
+@pytest.mark.parametrize(
+    ("release", "key"),
+    [("1.2.0", "forward_weights_blob"), ("1.4.1", "[0-9a-f]{64}_weights_blob")],
+)
+def test_missing_blob(golden: Goldens, release: str, key: str) -> None:
+    """Without its .ptd a program names the entry that it misses."""
+    program = golden(f"mlp_{release}")
+    with pytest.raises(errors.ExecuTorchError, match=rf"no data entry '{key}'.*\.ptd"):
+        program.load(data_path=()).load_method()
+
+
+# Several libraries, newer than 1.5.1
+
+KEY = "here"  # what the library is called; other keys lead nowhere
+FALLBACK = 1
+
+
+def with_variants(program: bytes, variants: list[tuple[int, int, int, str]]) -> bytes:
+    """The program with an ETCUDAFQN0 payload of the same size, and its library renamed to fit.
+
+    A variant is (sm, PTX, flags, key). Keys are padded to what leaves the payload's size as it is.
+    """
+    at = program.index(b"ETCUDAFQN3")
+    (size,) = struct.unpack_from("<I", program, at + 10)
+    old = program[at + 14 : at + 14 + size]
+    length, rest = divmod(size, len(variants))
+    assert rest == 0
+    keys = [key.encode().ljust(length - 16, b"_") for *_, key in variants]
+    table = struct.pack("<I", len(variants))
+    for (sm, ptx, flags, _), key in zip(variants, keys, strict=True):
+        table += struct.pack("<4I", sm, ptx, flags, len(key)) + key
+    data = bytearray(program)
+    data[at : at + 14 + size] = b"ETCUDAFQN0" + table
+    name = program.index(old)  # the name of the entry, a string with its length in front
+    data[name - 4 : name + size] = struct.pack("<I", len(keys[0])) + KEY.encode().ljust(
+        length - 16, b"_"
+    ).ljust(size, b"\0")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        [(0, 0, 0, KEY)],
+        [(90, 0, 0, KEY)],
+        [(80, 0, 0, "other"), (90, 0, 0, KEY)],
+        [(80, 80, FALLBACK, "ptx"), (90, 90, 0, KEY)],
+        [(80, 80, 0, KEY)],
+        [(100, 0, 0, "newer"), (80, 80, FALLBACK, KEY)],
+        [(70, 70, FALLBACK, "p"), (100, 0, 0, "q"), (80, 80, FALLBACK, KEY)],
+    ],
+    ids=["any", "one", "exact", "exact before PTX", "PTX alone", "PTX", "newest PTX"],
+)
+def test_choice_of_library(
+    driver: FakeDriver, golden: Goldens, variants: list[tuple[int, int, int, str]]
+) -> None:
+    """A GPU of sm_90 gets its own machine code, else PTX that it can compile."""
+    program = golden("mlp_fp32")
+    method = program.load(with_variants(program.data, variants)).load_method()
+    program.check(method.execute(program.inputs))
+
+
+@pytest.mark.parametrize(
+    ("variants", "words"),
+    [
+        (
+            [(80, 0, 0, KEY), (100, 0, 0, "b")],
+            r"no code for this GPU \(sm_90\), only for sm_80, sm_100",
+        ),
+        ([(100, 100, FALLBACK, KEY)], r"no code for this GPU \(sm_90\), only for sm_100"),
+        ([(80, 80, 0, KEY), (86, 0, 0, "b")], r"no code for this GPU \(sm_90\)"),
+    ],
+    ids=["other GPUs", "newer PTX", "PTX that is no fallback"],
+)
+def test_no_library_fits(
+    driver: FakeDriver, golden: Goldens, variants: list[Any], words: str
+) -> None:
+    """What the file has is said, and what the GPU is."""
+    program = golden("add")
+    with pytest.raises(errors.ExecuTorchError, match=words) as caught:
+        program.load(with_variants(program.data, variants)).load_method()
+    assert "NotSupported" in str(caught.value)
+
+
+def test_unknown_form(golden: Goldens) -> None:
+    """A payload of a later exporter is refused by its name."""
+    program = golden("add")
+    data = program.data.replace(b"ETCUDAFQN3", b"ETCUDAFQN7")
+    with pytest.raises(errors.ExecuTorchError, match="unknown magic: ETCUDAFQN7"):
+        program.load(data).load_method()
