@@ -10,7 +10,8 @@ PEERS := .venv-peers/bin
 CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp' 'benchmarks/*.cpp')
 PY_FOLDERS := src cmake tests benchmarks examples
 
-.PHONY: help demo test test-peers test-numpy1 test-gpu bench-gpu fuzz conformance lint format stub bench clean
+.PHONY: help demo test test-native test-peers test-numpy1 \
+	test-gpu bench-gpu fuzz conformance lint format stub bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -28,6 +29,10 @@ help:  ## Show this list
 	$(VENV)/pip install --quiet --group test --group lint
 	@touch $@
 
+.venv/native: .venv/tools
+	$(VENV)/pip install --quiet --group native
+	@touch $@
+
 .venv-peers/tools: pyproject.toml
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS)/pip install --quiet --upgrade 'pip>=25.1'
@@ -43,6 +48,18 @@ demo: .venv/pteron  ## Classify handwritten digits with pteron
 
 test: .venv/tools  ## Run the tests that need neither torch nor executorch
 	$(VENV)/python -m pytest --ignore tests/peers --ignore tests/gpu
+
+# Configures and builds the native code and its tests in build/<target>.
+define build-native
+$(VENV)/cmake -G Ninja -S . -B build/$@ -DPTERON_TESTS=ON -DPTERON_WERROR=ON $(1) \
+	-DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja \
+	-DPTERON_EXECUTORCH_SDK="$$($(VENV)/python cmake/fetch_sdk.py build/sdk | head -n 1)"
+$(VENV)/cmake --build build/$@
+endef
+
+test-native: .venv/native  ## Build and run the C++ tests
+	$(call build-native)
+	$(VENV)/ctest --test-dir build/$@ --output-on-failure
 
 test-peers: .venv-peers/pteron conformance  ## Compare with torch, JAX and the official bindings
 	$(PEERS)/python -m pytest tests/peers
@@ -81,7 +98,7 @@ format: .venv/tools  ## Format all files
 	$(VENV)/ruff format $(PY_FOLDERS)
 	$(VENV)/clang-format -i $(CXX_FILES)
 
-stub: .venv/tools  ## Write src/pteron/_core.pyi anew, after a change of the binding
+stub: .venv/native  ## Write src/pteron/_core.pyi anew, after a change of the binding
 	$(VENV)/python -m nanobind.stubgen -q -m pteron._core -p native/python/stub_patterns.txt \
 		-o src/pteron/_core.pyi
 

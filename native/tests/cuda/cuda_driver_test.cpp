@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "../cuda/context.h"
+#include "../../cuda/context.h"
 #include "cuda_test.h"
 #include "fake_control.h"
 

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <random>
 
-#include "../cuda/elf_wrapper.h"
-#include "../cuda/payload.h"
+#include "../../cuda/elf_wrapper.h"
+#include "../../cuda/payload.h"
 #include "cuda_test.h"
 #include "golden.h"
 

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <thread>
 
-#include "../cuda/allocator.h"
-#include "../cuda/context.h"
-#include "../cuda/host_memory.h"
-#include "../cuda/placement.h"
+#include "../../cuda/allocator.h"
+#include "../../cuda/context.h"
+#include "../../cuda/host_memory.h"
+#include "../../cuda/placement.h"
 
 namespace pteron::testing {
 

@@ -7,10 +7,10 @@
 #include <numeric>
 #include <vector>
 
-#include "../cuda/memory.h"
-#include "../cuda/shims.h"
-#include "../cuda/stream.h"
-#include "../cuda/strided_copy.h"
+#include "../../cuda/memory.h"
+#include "../../cuda/shims.h"
+#include "../../cuda/stream.h"
+#include "../../cuda/strided_copy.h"
 #include "cuda_test.h"
 #include "fake_control.h"
 

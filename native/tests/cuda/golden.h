@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "../core/dtype.h"
+#include "../../core/dtype.h"
 #include "program_runner.h"
 
 namespace pteron::testing {

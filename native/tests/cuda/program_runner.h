@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/api.h"
+#include "../../cuda/api.h"
 
 namespace pteron::testing {
 
