@@ -419,6 +419,9 @@ class Verification(enum.Enum):
     InternalConsistency = 1
     """The consistency of the whole file."""
 
+def frozen(data: Buffer) -> bytes:
+    """A copy of a buffer, made without the GIL."""
+
 class Program:
     """A loaded program file."""
 
