@@ -221,7 +221,7 @@ class TestETDump:
         assert file.stat().st_size > 100
 
     def test_devices_and_pipes(self, tmp_path: Path) -> None:
-        """They cannot be emptied, and just get the bytes; one that is full is an error as always."""
+        """They cannot be emptied and just get the bytes; one that is full is an error."""
         program = pteron.load(ADD, enable_etdump=True)
         program(ONES, ONES)
         program.write_etdump_result_to_file("/dev/null")
