@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,21 @@ class TestETDump:
             assert isinstance(caught.value, OSError) and not file.exists()
         program.write_etdump_result_to_file(file, tmp_path / "a.bin")
         assert file.stat().st_size > 100
+
+    def test_devices_and_pipes(self, tmp_path: Path) -> None:
+        """They cannot be emptied and just get the bytes; one that is full is an error."""
+        program = pteron.load(ADD, enable_etdump=True)
+        program(ONES, ONES)
+        program.write_etdump_result_to_file("/dev/null")
+        program(ONES, ONES)
+        with pytest.raises(errors.FileAccessError, match="/dev/full cannot be written: No space"):
+            program.write_etdump_result_to_file("/dev/full", "/dev/null")
+        program(ONES, ONES)
+        os.mkfifo(tmp_path / "pipe")
+        with ThreadPoolExecutor(1) as pool:
+            read = pool.submit((tmp_path / "pipe").read_bytes)
+            program.write_etdump_result_to_file(tmp_path / "pipe")
+            assert b"ED00" in read.result(20)[:16]
 
     def test_values_without_a_record(self, tmp_path: Path) -> None:
         """None and strings have no place in an ETDump: they are left out."""

@@ -238,7 +238,13 @@ def load_long() -> Callable[[], Any]:
     return lambda: [pteron.load(DATA / "conv_xnnpack.pte").load_method() for _ in range(40)]
 
 
-@pytest.mark.parametrize("make", [run_long, wait_for_a_run, load_long])
+def copy_long() -> Callable[[], Any]:
+    """Loads of bytes that have to be copied."""
+    data = bytearray((DATA / "big_add.pte").read_bytes() + bytes(64 << 20))
+    return lambda: [pteron.load(data) for _ in range(4)]
+
+
+@pytest.mark.parametrize("make", [run_long, wait_for_a_run, load_long, copy_long])
 def test_gil_is_free(make: Callable[[], Callable[[], Any]]) -> None:
     """X15, I76: another thread counts on beside it.
 

@@ -140,7 +140,8 @@ class DataFile final : public rt::NamedDataMap {
 };
 
 // Checks the file and returns the keys that have no layout.
-std::unordered_set<std::string> check_structure(DataSource& source, const std::string& name) {
+std::unordered_set<std::string> check_structure(DataSource& source, const std::string& name,
+                                                NamedBytes& named) {
   Place place(name, Kind::InvalidData);
   const uint64_t file_size = source.file_size();
   const Head head = read_head(source.pin_head(kHeadSize, name), file_size, place);
@@ -167,6 +168,7 @@ std::unordered_set<std::string> check_structure(DataSource& source, const std::s
       place.fail("its bytes are in segment " + std::to_string(index) + " of " +
                  std::to_string(segments.size()));
     }
+    named.try_emplace(std::string(key), segments[index]);
     const Table layout = entry.table(kLayout);
     if (layout.present()) {
       check_layout(layout, segments[index], place);
@@ -179,8 +181,9 @@ std::unordered_set<std::string> check_structure(DataSource& source, const std::s
 
 }  // namespace
 
-std::unique_ptr<rt::NamedDataMap> open_data_file(DataSource& source, const std::string& name) {
-  auto without_layout = check_structure(source, name);
+std::unique_ptr<rt::NamedDataMap> open_data_file(DataSource& source, const std::string& name,
+                                                 NamedBytes& bytes) {
+  auto without_layout = check_structure(source, name, bytes);
   auto map = FlatTensorDataMap::load(&source);
   if (!map.ok()) {
     fail(Kind::InvalidData, static_cast<uint32_t>(map.error()), "load data file " + name);

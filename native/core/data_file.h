@@ -1,8 +1,10 @@
 // Data files (.ptd, flat_tensor.fbs), checked before the runtime sees them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "data_source.h"
 
@@ -12,9 +14,14 @@ class NamedDataMap;
 
 namespace pteron {
 
+// Bytes of what files hold under a name.
+using NamedBytes = std::unordered_map<std::string, uint64_t>;
+
 // Reads the whole structure, which stays as it was read, and opens the file with the runtime, which
-// keeps a reference to `source`. Throws Error{InvalidData} that names the entry.
+// keeps a reference to `source`. Adds its names to `bytes`. Throws Error{InvalidData} that names
+// the entry.
 std::unique_ptr<executorch::runtime::NamedDataMap> open_data_file(DataSource& source,
-                                                                  const std::string& name);
+                                                                  const std::string& name,
+                                                                  NamedBytes& bytes);
 
 }  // namespace pteron

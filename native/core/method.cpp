@@ -10,6 +10,7 @@
 #include "cuda_library.h"
 #include "error.h"
 #include "log.h"
+#include "memory_limit.h"
 #include "method_state.h"
 #include "planned_memory.h"
 #include "program.h"
@@ -140,11 +141,10 @@ Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const r
   // What can be reached is allocated, not what the file asks for: it may ask for a petabyte.
   uint64_t total = 0;
   for (const PlannedBuffer& buffer : spec_.buffers) {
-    total += buffer.reachable;
-    if (buffer.reachable > physical_memory() || total > physical_memory()) {
-      no_memory("The planned memory of method '" + spec_.name + "'", total);
-    }
+    const uint64_t nbytes = buffer.device.is_cpu() && !buffer.shared ? buffer.reachable : 0;
+    if (__builtin_add_overflow(total, nbytes, &total)) total = UINT64_MAX;
   }
+  require_memory(total, [&] { return "The planned memory of method '" + spec_.name + "'"; });
   std::optional<SharedState::Turn> turn;
   if (shared_ != nullptr) turn.emplace(*shared_, spec_.name);
   bool on_device = false;
@@ -300,6 +300,7 @@ void Method::install(size_t i, const TensorView& view) {
   void* target = slot.planned;
   if (target == nullptr) {
     if (!slot.own) {
+      require_memory(slot.spec->nbytes, [&] { return input_name(i); });
       slot.own = TensorRef(TensorBlock::allocate(0, slot.spec->dtype, slot.spec->nbytes));
       if (!slot.own) no_memory(input_name(i), slot.spec->nbytes);
       state_->has_own = true;
@@ -344,6 +345,7 @@ void Method::place_outputs(bool direct) {
       const auto ndim = static_cast<int>(spec.sizes.size());
       const std::string what = "An output of method '" + spec_.name + "'";
       if (spec.device.is_cpu()) {
+        require_memory(spec.nbytes, [&] { return what; });
         slot.block = TensorRef(TensorBlock::allocate(ndim, spec.dtype, spec.nbytes));
         if (!slot.block) no_memory(what, spec.nbytes);
       } else {

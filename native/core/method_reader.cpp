@@ -301,8 +301,8 @@ MethodSpec read_method(const Table& plan, ProgramData& data, const ReadAt& read,
   MethodCode code = read_code(plan, method, place);
   code.delegates = std::move(delegates);
   validate(method, code, data.effort, place);
-  pteron::place(method, code, data.effort);
-  find_state(method, code, data.effort);
+  pteron::place(method, code);
+  find_state(method, code);
   return method;
 }
 

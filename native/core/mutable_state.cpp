@@ -12,6 +12,8 @@
 #include <tuple>
 #include <utility>
 
+#include "overlaps.h"
+
 namespace pteron {
 namespace {
 
@@ -55,10 +57,9 @@ class Ranges {
 
 class StateFinder {
  public:
-  StateFinder(MethodSpec& method, const MethodCode& code, Effort& effort)
+  StateFinder(MethodSpec& method, const MethodCode& code)
       : method_(method),
         code_(code),
-        effort_(effort),
         uses_(method.values.size()),
         is_input_(method.values.size()) {}
 
@@ -67,7 +68,6 @@ class StateFinder {
     for (now_ = 0; now_ < code_.instructions.size(); ++now_) look_at(code_.instructions[now_]);
     for (const uint32_t i : method_.outputs) read(i);
     spread_lists();
-    collect_planned();
     choose();
   }
 
@@ -179,34 +179,24 @@ class StateFinder {
 
   const TensorSpec& tensor(uint32_t value) const { return method_.values[value].tensor; }
 
-  void collect_planned() {
+  Region region_of(uint32_t value) const {
+    const TensorSpec& mine = tensor(value);
+    return {mine.memory_id, mine.offset, mine.offset + mine.nbytes, value};
+  }
+
+  // By what bytes are filled: inputs before everything else.
+  Lowest find_fillings() const {
+    std::vector<Region> planned;
     for (uint32_t i = 0; i < uses_.size(); ++i) {
-      if (tensor(i).planned && tensor(i).nbytes != 0) planned_.push_back(i);
+      if (tensor(i).planned && tensor(i).nbytes != 0) planned.push_back(region_of(i));
     }
-    std::sort(planned_.begin(), planned_.end(), [this](uint32_t a, uint32_t b) {
-      return std::tie(tensor(a).memory_id, tensor(a).offset) <
-             std::tie(tensor(b).memory_id, tensor(b).offset);
+    return Lowest(planned, [this](const Region& region) {
+      const uint32_t written = uses_[region.value].first_write;
+      return is_input_[region.value] ? 0 : written == kNever ? Lowest::kNone : written + 1;
     });
   }
 
-  // A view of bytes that an input or an instruction has filled before also reads what it never
-  // wrote itself.
-  bool is_filled_before(uint32_t value) {
-    const TensorSpec& mine = tensor(value);
-    auto other = std::lower_bound(
-        planned_.begin(), planned_.end(), mine.memory_id,
-        [this](uint32_t i, uint32_t memory_id) { return tensor(i).memory_id < memory_id; });
-    for (; other != planned_.end(); ++other) {
-      const TensorSpec& theirs = tensor(*other);
-      if (theirs.memory_id != mine.memory_id || theirs.offset >= mine.offset + mine.nbytes) break;
-      if (!effort_.spend(1)) return true;
-      if (theirs.offset + theirs.nbytes <= mine.offset) continue;
-      if (is_input_[*other] || uses_[*other].first_write < uses_[value].first_read) return true;
-    }
-    return false;
-  }
-
-  std::optional<Evidence> judge(uint32_t value) {
+  std::optional<Evidence> judge(uint32_t value, const Lowest& fillings) const {
     const TensorSpec& mine = tensor(value);
     const Uses& uses = uses_[value];
     if (!mine.planned || is_input_[value]) return {};
@@ -216,14 +206,19 @@ class StateFinder {
     if (uses.written_back) return Evidence::WrittenBack;
     if (!uses.is_used()) return Evidence::Unused;
     const bool read_first = uses.first_read != kNever && uses.first_read <= uses.first_write;
-    if (read_first && !is_filled_before(value)) return Evidence::ReadFirst;
+    // A view of bytes that an input or an instruction has filled before also reads what it never
+    // wrote itself.
+    if (read_first && fillings.beside(region_of(value)) > uses.first_read) {
+      return Evidence::ReadFirst;
+    }
     return {};
   }
 
   void choose() {
+    const Lowest fillings = find_fillings();
     std::vector<Candidate> candidates;
     for (uint32_t i = 0; i < uses_.size(); ++i) {
-      if (const auto evidence = judge(i)) {
+      if (const auto evidence = judge(i, fillings)) {
         candidates.emplace_back(*evidence, UINT64_MAX - tensor(i).nbytes, i);
       }
     }
@@ -248,10 +243,8 @@ class StateFinder {
 
   MethodSpec& method_;
   const MethodCode& code_;
-  Effort& effort_;
   std::vector<Uses> uses_;  // by value
   std::vector<bool> is_input_;
-  std::vector<uint32_t> planned_;  // values by place
   uint32_t now_ = 0;
 };
 
@@ -417,9 +410,7 @@ class Sharing {
 
 }  // namespace
 
-void find_state(MethodSpec& method, const MethodCode& code, Effort& effort) {
-  StateFinder(method, code, effort).run();
-}
+void find_state(MethodSpec& method, const MethodCode& code) { StateFinder(method, code).run(); }
 
 void share_state(std::vector<MethodSpec>& methods) { Sharing(methods).run(); }
 

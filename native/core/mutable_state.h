@@ -9,7 +9,7 @@
 namespace pteron {
 
 // Fills `state` of a validated method, in the order of planned memory. Names are given later.
-void find_state(MethodSpec& method, const MethodCode& code, Effort& effort);
+void find_state(MethodSpec& method, const MethodCode& code);
 
 // Decides which planned buffers the methods share (PlannedBuffer::shared), and gives every state a
 // name and the place of its initial value.

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <span>
 
+#include "overlaps.h"
+
 namespace pteron {
 namespace {
 
@@ -27,22 +29,11 @@ struct Uses {
   bool shows_old_bytes() const noexcept { return is_read() && first_read <= first_write; }
 };
 
-struct Region {
-  uint32_t memory_id;
-  uint64_t begin;
-  uint64_t end;
-  uint32_t value;
-  bool same_bytes(const Region& o) const noexcept {
-    return memory_id == o.memory_id && begin == o.begin && end == o.end;
-  }
-};
-
 class Analysis {
  public:
-  Analysis(MethodSpec& method, const MethodCode& code, Effort& effort)
+  Analysis(MethodSpec& method, const MethodCode& code)
       : method_(method),
         code_(code),
-        effort_(effort),
         uses_(method.values.size()),
         family_(method.values.size()),
         is_input_(method.values.size()),
@@ -58,8 +49,12 @@ class Analysis {
     for (const uint32_t i : method_.outputs) read(i);  // by the caller, after the last instruction
     collect_regions();
     collect_families();
-    for (const uint32_t i : method_.inputs) method_.input_placement.push_back(input(i));
-    for (const uint32_t i : method_.outputs) method_.output_placement.push_back(output(i));
+    const Lowest to_input(regions_, [&](const Region& r) { return harm_to_input(r.value); });
+    for (const uint32_t i : method_.inputs) method_.input_placement.push_back(input(i, to_input));
+    const Lowest to_output(regions_, [&](const Region& r) { return harm_to_output(r.value); });
+    for (const uint32_t i : method_.outputs) {
+      method_.output_placement.push_back(output(i, to_output));
+    }
   }
 
  private:
@@ -245,21 +240,29 @@ class Analysis {
     }
   }
 
-  // Calls `is_fine` for the values whose planned bytes overlap those of `value`, until it says no.
-  template <typename IsFine>
-  bool all_overlapping(uint32_t value, const IsFine& is_fine) {
+  // What an input may not share its bytes with, as the last reading of it that goes well: 0 for
+  // none. Reading the input after another value took its memory is no use we know.
+  uint32_t harm_to_input(uint32_t other) const noexcept {
+    const Uses& uses = uses_[other];
+    if (is_input_[other] || (code_.jumps ? uses.is_read() : shows_old_bytes(other))) return 0;
+    return code_.jumps || uses.viewed != 0 || !uses.is_written() ? Lowest::kNone
+                                                                 : uses.first_write + 1;
+  }
+
+  // The same for an output that is written before all else is over, counted down.
+  uint32_t harm_to_output(uint32_t other) {
+    const Uses& uses = uses_[other];
+    const bool stale = uses.is_read() && !is_input_[other] && shows_old_bytes(other);
+    if (uses.rebound || uses.unclear || stale) return 0;
+    const uint32_t written = uses.is_written() ? uses.last_write : 0;
+    const uint32_t read = uses.is_read() ? families_[root(other)].last_read + 1 : 0;
+    const uint32_t last = std::max(written, read);
+    return last == 0 ? Lowest::kNone : Lowest::kNone - last;
+  }
+
+  Region region_of(uint32_t value) const noexcept {
     const TensorSpec& tensor = method_.values[value].tensor;
-    const uint64_t end = tensor.offset + tensor.nbytes;
-    auto region = std::lower_bound(
-        regions_.begin(), regions_.end(), tensor.memory_id,
-        [](const Region& r, uint32_t memory_id) { return r.memory_id < memory_id; });
-    for (; region != regions_.end() && region->memory_id == tensor.memory_id; ++region) {
-      if (region->begin >= end) break;
-      if (!effort_.spend(1)) return false;
-      if (region->end <= tensor.offset || region->value == value) continue;
-      if (!is_fine(region->value)) return false;
-    }
-    return true;
+    return {tensor.memory_id, tensor.offset, tensor.offset + tensor.nbytes, value};
   }
 
   bool is_planned_on_host(const ValueSpec& value) const noexcept {
@@ -267,26 +270,20 @@ class Analysis {
            value.tensor.device.is_cpu() && !value.tensor.initialized;
   }
 
-  Placement input(uint32_t value) {
+  Placement input(uint32_t value, const Lowest& harm) {
     Placement result;
     const Family& family = families_[root(value)];
     result.written = family.written;
     result.delegate = uses_[value].delegate;
     result.rebound = uses_[value].rebound;
-    result.direct = is_planned_on_host(method_.values[value]) && !family.written &&
-                    family.in_place_safe && outputs_[value] == 0 &&
-                    all_overlapping(value, [&](uint32_t other) {
-                      if (is_input_[other]) return false;
-                      if (code_.jumps) return !uses_[other].is_read();
-                      // Reading the input after another value took its memory is no use we know.
-                      const bool clobbers =
-                          uses_[value].is_read() && uses_[other].first_write <= family.last_read;
-                      return !shows_old_bytes(other) && (!clobbers || uses_[other].viewed != 0);
-                    });
+    result.direct =
+        is_planned_on_host(method_.values[value]) && !family.written && family.in_place_safe &&
+        outputs_[value] == 0 &&
+        harm.beside(region_of(value)) > (uses_[value].is_read() ? family.last_read + 1 : 0);
     return result;
   }
 
-  Placement output(uint32_t value) {
+  Placement output(uint32_t value, const Lowest& harm) {
     Placement result;
     const Uses& mine = uses_[value];
     result.written = is_input_[value];
@@ -295,21 +292,13 @@ class Analysis {
     result.direct = is_planned_on_host(method_.values[value]) && !is_input_[value] &&
                     outputs_[value] == 1 && !code_.jumps && mine.writes == 1 && mine.viewed == 0 &&
                     !mine.rebound && !mine.unclear && families_[root(value)].members == 1 &&
-                    !mine.shows_old_bytes() && all_overlapping(value, [&](uint32_t other) {
-                      if (uses_[other].rebound || uses_[other].unclear) return false;
-                      if (uses_[other].is_written() && uses_[other].last_write > mine.first_write) {
-                        return false;
-                      }
-                      if (!uses_[other].is_read()) return true;
-                      return families_[root(other)].last_read < mine.first_write &&
-                             (is_input_[other] || !shows_old_bytes(other));
-                    });
+                    !mine.shows_old_bytes() &&
+                    harm.beside(region_of(value)) >= Lowest::kNone - mine.first_write;
     return result;
   }
 
   MethodSpec& method_;
   const MethodCode& code_;
-  Effort& effort_;
   std::vector<Uses> uses_;        // by value, as all of these
   std::vector<uint32_t> family_;  // union-find
   std::vector<Family> families_;  // by root
@@ -322,8 +311,6 @@ class Analysis {
 
 }  // namespace
 
-void place(MethodSpec& method, const MethodCode& code, Effort& effort) {
-  Analysis(method, code, effort).run();
-}
+void place(MethodSpec& method, const MethodCode& code) { Analysis(method, code).run(); }
 
 }  // namespace pteron

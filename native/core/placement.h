@@ -7,6 +7,6 @@
 namespace pteron {
 
 // Fills input_placement and output_placement of a validated method.
-void place(MethodSpec& method, const MethodCode& code, Effort& effort);
+void place(MethodSpec& method, const MethodCode& code);
 
 }  // namespace pteron

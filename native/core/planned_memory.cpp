@@ -1,7 +1,6 @@
 #include "planned_memory.h"
 
 #include <executorch/runtime/core/device_allocator.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -73,11 +72,6 @@ void write_planned(const Device& device, void* planned, const void* from, size_t
   }
   check(allocator_of(device).copy_host_to_device(planned, from, nbytes, device.index),
         [&] { return "copy to device " + to_string(device); });
-}
-
-uint64_t physical_memory() noexcept {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 void no_memory(const std::string& what, uint64_t nbytes) {

@@ -30,8 +30,6 @@ struct Arena {
 void read_planned(const Device& device, void* to, const void* planned, size_t nbytes);
 void write_planned(const Device& device, void* planned, const void* from, size_t nbytes);
 
-uint64_t physical_memory() noexcept;
-
 // "<what> needs 12 bytes, which are not to be had, error: 0x21 (MemoryAllocationFailed)".
 [[noreturn]] void no_memory(const std::string& what, uint64_t nbytes);
 

@@ -119,24 +119,26 @@ void require_external_constants(const MethodSpec& spec, const rt::NamedDataMap& 
                                  : " are in a data file (.ptd): pass its path as data_path"));
 }
 
-void check_payloads(const MethodSpec& spec, const ProgramFile& file, const std::string& name,
-                    const DataSource& source, const rt::NamedDataMap& map) {
+void check_payloads(const MethodSpec& spec, const std::string& name, const DataSource& source,
+                    const NamedBytes& named_bytes) {
   const auto named = [&](std::string_view key) -> uint64_t {
-    for (const NamedData& entry : file.named_data) {
-      if (entry.key == key) return entry.nbytes;
-    }
-    const auto data = map.get_data(key);
-    return data.ok() ? data->size() : 0;
+    const auto found = named_bytes.find(std::string(key));
+    return found == named_bytes.end() ? 0 : found->second;
   };
   const auto read = [&](uint64_t offset, std::span<std::byte> into) {
     return source.read_at(offset, into);
   };
   flatbuffer::Place place(name);
   place.enter(spec.name);
+  std::set<std::pair<uint64_t, uint64_t>> checked;  // delegates may share a payload
+  uint64_t may_read = 2 * source.file_size();
   for (size_t i = 0; i < spec.delegates.size(); ++i) {
     const DelegateSpec& delegate = spec.delegates[i];
     place.at("delegate", i);
     if (delegate.id != "XnnpackBackend") continue;
+    if (!checked.emplace(delegate.offset, delegate.nbytes).second) continue;
+    if (delegate.nbytes > may_read) place.fail("its payload and others are the same bytes");
+    may_read -= delegate.nbytes;
     check_xnnpack_payload(delegate.offset, delegate.nbytes, read, named, place);
   }
 }
@@ -166,9 +168,12 @@ std::shared_ptr<Program> Program::load(NamedSource program, std::vector<NamedSou
   check(loaded.error(), [&] { return "load program " + self->name_; });
   self->program_ = std::make_unique<rt::Program>(std::move(loaded.get()));
 
+  for (const NamedData& entry : self->file_.named_data) {
+    self->named_bytes_.try_emplace(entry.key, entry.nbytes);
+  }
   std::vector<const rt::NamedDataMap*> maps;
   for (NamedSource& file : data) {
-    self->data_maps_.push_back(open_data_file(*file.source, file.name));
+    self->data_maps_.push_back(open_data_file(*file.source, file.name, self->named_bytes_));
     maps.push_back(self->data_maps_.back().get());
   }
   self->data_sources_ = std::move(data);
@@ -213,7 +218,7 @@ std::shared_ptr<Method> Program::load_method(std::string_view name, const Method
   require_devices(spec);
   require_backends(spec);
   require_external_constants(spec, *data_map_, !data_sources_.empty());
-  check_payloads(spec, file_, name_, *source_, *data_map_);
+  check_payloads(spec, name_, *source_, named_bytes_);
   return std::make_shared<Method>(shared_from_this(), spec, *program_, *data_map_, options);
 }
 

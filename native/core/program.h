@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data_file.h"
 #include "data_source.h"
 #include "program_file.h"
 
@@ -67,6 +68,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<NamedSource> data_sources_;
   std::vector<std::unique_ptr<executorch::runtime::NamedDataMap>> data_maps_;
   std::unique_ptr<executorch::runtime::NamedDataMap> data_map_;  // never null
+  NamedBytes named_bytes_;  // of the program and of the data files
   std::shared_ptr<Trace> trace_;
   std::unique_ptr<executorch::runtime::Program> program_;
   const std::unique_ptr<SharedState> shared_state_;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "error.h"
+#include "memory_limit.h"
 #include "program.h"
 
 namespace pteron {
@@ -15,7 +16,7 @@ executorch::runtime::Span<uint8_t> SharedState::memory(const Program& program, u
   for (const MethodSpec& method : program.file().methods) {
     if (index < method.buffers.size()) size = std::max(size, method.buffers[index].reachable);
   }
-  if (size > physical_memory()) no_memory("The shared state of " + program.name(), size);
+  require_memory(size, [&] { return "The shared state of " + program.name(); });
   Arena arena = Arena::create({}, size, "load the shared state of " + program.name());
   std::set<uint64_t> done;
   for (const MethodSpec& method : program.file().methods) {

@@ -9,6 +9,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "memory_limit.h"
+
 namespace pteron {
 namespace {
 
@@ -132,9 +134,12 @@ class Check {
       if (position >= root_.get<uint32_t>(kNumExternals)) fail(name + " is an unknown argument");
       if (!arguments_.insert(position).second) fail(name + " is the argument of another");
     }
+    const uint64_t bits = times(value.numel, kBits[type]);
+    const uint64_t nbytes = bits / 8 + (bits % 8 != 0);
     if (value.constant) {
-      const uint64_t bits = times(value.numel, kBits[type]);
-      require(constant_nbytes(index, name), bits / 8 + (bits % 8 != 0), name + ", in bytes,");
+      require(constant_nbytes(index, name), nbytes, name + ", in bytes,");
+    } else {  // XNNPACK allocates it when it runs
+      require_memory(nbytes, [&] { return "An XNNPACK delegate's " + name; });
     }
     if (quantized) check_scales(content, value, name);
     if (!values_.emplace(tensor.get<uint32_t>(kId), std::move(value)).second) {

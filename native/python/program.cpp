@@ -51,8 +51,21 @@ std::unique_ptr<DataSource> source_of(nb::handle object) {
   std::shared_ptr<void> owner = hold(view);
   const std::span bytes(static_cast<const std::byte*>(view->buf), static_cast<size_t>(view->len));
   const bool is_map = std::string_view(Py_TYPE(object.ptr())->tp_name) == "mmap.mmap";
+  const NoGil released;  // it may be long
   if (!view->readonly && !is_map) return DataSource::copy(bytes);
   return DataSource::borrow(bytes, std::move(owner));
+}
+
+// The bytes of a buffer as they are now.
+nb::bytes frozen(nb::handle object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE) < 0) throw PythonError{};
+  const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&view, PyBuffer_Release);
+  const nb::bytes copy =
+      nb::steal<nb::bytes>(checked(PyBytes_FromStringAndSize(nullptr, view.len)));
+  const NoGil released;
+  std::memcpy(PyBytes_AS_STRING(copy.ptr()), view.buf, static_cast<size_t>(view.len));
+  return copy;
 }
 
 std::unique_ptr<DataSource> open_source(nb::handle data, bool mmap) {
@@ -109,6 +122,10 @@ void bind_program(nb::module_& m) {
       .value("Minimal", Verification::Minimal, "Only the header.")
       .value("InternalConsistency", Verification::InternalConsistency,
              "The consistency of the whole file.");
+
+  m.def(
+      "frozen", [](nb::handle data) { return native([&] { return frozen(data); }); }, "data"_a,
+      nb::sig("def frozen(data: Buffer) -> bytes"), "A copy of a buffer, made without the GIL.");
 
   nb::class_<Program>(m, "Program", nb::is_weak_referenceable(), "A loaded program file.")
       .def_static(

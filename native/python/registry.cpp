@@ -7,6 +7,7 @@
 
 #include "bind.h"
 #include "core/cuda_library.h"
+#include "core/memory_limit.h"
 #include "core/threadpool.h"
 #include "method.h"
 #include "python.h"
@@ -53,6 +54,10 @@ void bind_registry(nb::module_& m) {
         set_num_threads(count);
       },
       "count"_a, "Replace the thread pool. No method may be running.");
+  m.def("memory_limit", memory_limit, "Bytes that a program may ask for at a time.");
+  m.def("set_memory_limit", set_memory_limit, "nbytes"_a);
+  m.def("default_memory_limit", default_memory_limit, "root"_a = "",
+        "Bytes of the machine or of the control group; `root` stands before the system's paths.");
   m.def(
       "result_from_bytes",
       [](const std::string& dtype, const std::vector<int64_t>& shape, nb::bytes data) {

@@ -95,6 +95,9 @@ void print(const ProgramFile& file) {
     for (size_t i = 0; i < method.values.size(); ++i) {
       if (method.values[i].tensor.delegate_owned) std::printf("    delegate owns value %zu\n", i);
     }
+    for (const StateSpec& state : method.state) {
+      std::printf("    state '%s': value %u\n", state.name.c_str(), state.value);
+    }
     for (const OperatorSpec& op : method.operators) {
       std::printf("    %u x %s\n", op.calls, op.full_name().c_str());
     }

@@ -95,4 +95,15 @@ def _set_output_mode() -> None:
     _core.set_output_mode(_MODES[value])
 
 
+def _set_memory_limit() -> None:
+    variable = "PTERON_MEMORY_LIMIT"
+    value = _os.environ.get(variable, "")
+    if not value:
+        return
+    if not value.isdecimal() or int(value) == 0:
+        raise errors.ArgumentError(f"{variable} is {value!r}; it must be a number of bytes")
+    _core.set_memory_limit(min(int(value), 2**63 - 1))
+
+
 _set_output_mode()
+_set_memory_limit()

@@ -426,6 +426,9 @@ class Verification(enum.Enum):
     InternalConsistency = 1
     """The consistency of the whole file."""
 
+def frozen(data: Buffer) -> bytes:
+    """A copy of a buffer, made without the GIL."""
+
 class Program:
     """A loaded program file."""
 
@@ -492,6 +495,16 @@ def num_threads() -> int:
 
 def set_num_threads(count: int) -> None:
     """Replace the thread pool. No method may be running."""
+
+def memory_limit() -> int:
+    """Bytes that a program may ask for at a time."""
+
+def set_memory_limit(nbytes: int) -> None: ...
+
+def default_memory_limit(root: str = '') -> int:
+    """
+    Bytes of the machine or of the control group; `root` stands before the system's paths.
+    """
 
 def result_from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> ExecuTorchResult:
     """The result that was pickled."""

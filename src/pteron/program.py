@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, Union, cast
@@ -15,6 +16,8 @@ from pteron._structure import Structure, describe_signature
 from pteron.errors import ArgumentError, ClosedError, FileAccessError
 
 if TYPE_CHECKING:
+    from io import FileIO
+
     from typing_extensions import Buffer
 
 __all__ = ["Program", "load"]
@@ -104,7 +107,7 @@ def open_source(source: Any, what: str) -> tuple[str, Any]:
     try:
         with memoryview(source) as view:
             changes = not view.readonly and view.c_contiguous and not isinstance(source, mmap.mmap)
-            return what, bytes(view) if changes else source
+            return what, _core.frozen(source) if changes else source
     except TypeError:
         pass
     read = getattr(source, "read", None)
@@ -119,14 +122,14 @@ def open_source(source: Any, what: str) -> tuple[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def _opened(path: str | os.PathLike[str]) -> Iterator[FileIO]:
     """A file to write, with its old contents still there; an error removes it if it is new."""
     from pathlib import Path  # rarely needed: not worth the time at import
 
     path = Path(path)
     new = not path.exists()
     try:
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise FileAccessError(f"{path} cannot be written: {error.strerror}") from error
     with file:
@@ -136,6 +139,18 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             if new:
                 path.unlink()
             raise
+
+
+def _rewrite(file: FileIO, data: bytes) -> None:
+    """Put `data` in the place of what is in a file; pipes and devices just get it."""
+    try:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.truncate(0)
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise FileAccessError(f"{file.name} cannot be written: {error.strerror}") from error
 
 
 class Program:
@@ -244,7 +259,8 @@ class Program:
 
         Raises:
             MethodStateError: The program was loaded without an ETDump, or nothing ran since.
-            FileAccessError: A file cannot be written (also OSError). The record is not lost.
+            FileAccessError: A file cannot be written (also OSError). The record is not lost if it
+                could not even be opened.
         """
         program = self._open
         # Both files are opened before the record is taken, which can be done once, and emptied
@@ -253,8 +269,7 @@ class Program:
             paths = [path for path in (etdump_path, debug_buffer_path) if path is not None]
             opened = [files.enter_context(_opened(path)) for path in paths]
             for file, data in zip(opened, program.take_etdump(), strict=False):
-                file.truncate(0)
-                file.write(data)
+                _rewrite(file, data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles how to load it again."""

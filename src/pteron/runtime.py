@@ -39,6 +39,7 @@ a copy (``cupy.from_dlpack`` for a result on a GPU):
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pteron import _core, portable_lib
@@ -234,3 +235,22 @@ class Runtime:
     @num_threads.setter
     def num_threads(self, count: int) -> None:
         _core.set_num_threads(count)
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that a program may ask for at a time, for the whole process.
+
+        What a file asks for is held against it before it is allocated: the planned memory of a
+        method that is loaded, shared state, an output without planned memory, the copy of an input,
+        a value inside XNNPACK. More raises `OutOfMemoryError`. Memory on devices is not counted.
+
+        At the start it is the environment variable ``PTERON_MEMORY_LIMIT`` or else the memory of
+        the machine, or of the control group (container) if that has less; ``None`` sets it back to
+        these.
+        """
+        return _core.memory_limit()
+
+    @memory_limit.setter
+    def memory_limit(self, nbytes: int | None) -> None:
+        wanted = _core.default_memory_limit() if nbytes is None else nbytes
+        _core.set_memory_limit(min(wanted, sys.maxsize))
