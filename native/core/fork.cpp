@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #include "error.h"
@@ -19,7 +20,6 @@ constexpr std::chrono::microseconds kPause{20};
 thread_local int depth = 0;          // of InRuntime on this thread
 std::atomic<int> inside{0};          // threads that have one
 std::atomic<bool> forking{false};    // a thread is about to fork
-std::atomic<bool> used{false};       // the pool may be there
 std::atomic<bool> lost_pool{false};  // in a child: its threads are not
 bool gave_up = false;                // before_fork() did not see the other threads leave
 bool broken = false;                 // in a child of such a fork
@@ -50,7 +50,7 @@ void in_parent() noexcept { forking.store(false); }
 void in_child() noexcept {
   broken = broken || gave_up;
   inside.store(depth > 0 ? 1 : 0);
-  lost_pool.store(used.load());
+  lost_pool.store(true);
   forking.store(false);
 }
 
@@ -68,9 +68,11 @@ InRuntime::InRuntime() {
   }
   enter();
   depth = 1;
-  used.store(true, std::memory_order_relaxed);
-  if (lost_pool.load(std::memory_order_relaxed) && lost_pool.exchange(false)) [[unlikely]] {
-    restart_pool();
+  if (lost_pool.load()) [[unlikely]] {
+    static std::mutex restarting;
+    const std::lock_guard lock(restarting);
+    if (lost_pool.load()) restart_pool();
+    lost_pool.store(false);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "program.h"
 #include "shared_state.h"
 #include "strided_copy.h"
+#include "threadpool.h"
 #include "trace.h"
 
 namespace rt = executorch::runtime;
@@ -357,6 +358,7 @@ void Method::execute() {
     tracing = std::unique_lock(trace->mutex());
     trace->mark_used();
   }
+  const PoolUse pool;
   try {
     // A kernel may fail with any number: whatever it is, it is the run that failed.
     if (const auto code = static_cast<uint32_t>(state_->method->execute()); code != 0) {

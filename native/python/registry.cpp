@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "core/cpu_count.h"
 #include "core/cuda_library.h"
 #include "core/threadpool.h"
 #include "method.h"
@@ -44,6 +45,8 @@ void bind_registry(nb::module_& m) {
         return names;
       },
       "Names of the CUDA devices; DeviceError says why there are none.");
+  m.def("available_cpus", available_cpus, "root"_a = "",
+        "The processors that this process may use: its CPU set, and the quota of its cgroup.");
   m.def("num_threads", num_threads, "Threads of the pool that kernels and XNNPACK share.");
   m.def(
       "set_num_threads",
@@ -52,7 +55,7 @@ void bind_registry(nb::module_& m) {
         CallScope scope;
         set_num_threads(count);
       },
-      "count"_a, "Replace the thread pool. No method may be running.");
+      "count"_a, "Set the number of threads of the pool.");
   m.def(
       "result_from_bytes",
       [](const std::string& dtype, const std::vector<int64_t>& shape, nb::bytes data) {

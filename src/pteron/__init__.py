@@ -95,4 +95,16 @@ def _set_output_mode() -> None:
     _core.set_output_mode(_MODES[value])
 
 
+def _set_num_threads() -> None:
+    variable = "PTERON_NUM_THREADS"
+    value = _os.environ.get(variable, "")
+    if not value:
+        return
+    try:
+        _core.set_num_threads(min(int(value), 1 << 62))
+    except ValueError as error:  # of int(), and ArgumentError
+        raise errors.ArgumentError(f"{variable} is {value!r}: {error}") from None
+
+
 _set_output_mode()
+_set_num_threads()

@@ -480,11 +480,16 @@ def cuda_driver() -> str:
 def cuda_devices() -> list[str]:
     """Names of the CUDA devices; DeviceError says why there are none."""
 
+def available_cpus(root: str = '') -> int:
+    """
+    The processors that this process may use: its CPU set, and the quota of its cgroup.
+    """
+
 def num_threads() -> int:
     """Threads of the pool that kernels and XNNPACK share."""
 
 def set_num_threads(count: int) -> None:
-    """Replace the thread pool. No method may be running."""
+    """Set the number of threads of the pool."""
 
 def result_from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> ExecuTorchResult:
     """The result that was pickled."""
