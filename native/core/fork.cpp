@@ -13,9 +13,9 @@
 namespace pteron {
 namespace {
 
-// A run that takes longer, or that waits for the forking thread itself, does not hold a fork up.
-constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::microseconds kPause{20};
+
+std::atomic<std::chrono::milliseconds> patience{std::chrono::seconds{10}};
 
 thread_local int depth = 0;          // of InRuntime on this thread
 std::atomic<int> inside{0};          // threads that have one
@@ -36,12 +36,12 @@ void enter() noexcept {
 void before_fork() noexcept {
   const int own = depth > 0 ? 1 : 0;
   while (forking.exchange(true)) std::this_thread::sleep_for(kPause);  // one fork at a time
-  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  const auto limit = std::chrono::steady_clock::now() + patience.load();
   // A thread that comes now looks at `forking` and leaves again: once is enough to see.
   gave_up = false;
   while (inside.load() > own && !gave_up) {
     std::this_thread::sleep_for(kPause);
-    gave_up = std::chrono::steady_clock::now() > limit;
+    gave_up = inside.load() > own && std::chrono::steady_clock::now() > limit;
   }
 }
 
@@ -89,6 +89,10 @@ OutOfRuntime::~OutOfRuntime() {
   if (depth_ > 0) enter();
   depth = depth_;
 }
+
+bool is_broken_child() noexcept { return broken; }
+
+void set_fork_patience(std::chrono::milliseconds time) noexcept { patience.store(time); }
 
 void install_fork_handlers() {
   static const int installed = pthread_atfork(before_fork, in_parent, in_child);

@@ -8,6 +8,7 @@
 #include "bind.h"
 #include "core/cpu_count.h"
 #include "core/cuda_library.h"
+#include "core/fork.h"
 #include "core/threadpool.h"
 #include "method.h"
 #include "python.h"
@@ -56,6 +57,14 @@ void bind_registry(nb::module_& m) {
         set_num_threads(count);
       },
       "count"_a, "Set the number of threads of the pool.");
+  m.def("set_leak_warnings", nb::set_leak_warnings, "on"_a,
+        "Whether objects that are left when the interpreter ends are reported.");
+  m.def(
+      "set_fork_patience",
+      [](double seconds) {
+        set_fork_patience(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
+      },
+      "seconds"_a, "How long fork() waits for runs of other threads to end.");
   m.def(
       "result_from_bytes",
       [](const std::string& dtype, const std::vector<int64_t>& shape, nb::bytes data) {

@@ -491,6 +491,12 @@ def num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Set the number of threads of the pool."""
 
+def set_leak_warnings(on: bool) -> None:
+    """Whether objects that are left when the interpreter ends are reported."""
+
+def set_fork_patience(seconds: float) -> None:
+    """How long fork() waits for runs of other threads to end."""
+
 def result_from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> ExecuTorchResult:
     """The result that was pickled."""
 
