@@ -11,7 +11,7 @@ CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.
 PY_FOLDERS := src cmake tests benchmarks examples
 
 .PHONY: help demo test test-native test-peers test-numpy1 \
-	test-gpu bench-gpu fuzz conformance lint format stub bench clean
+	test-gpu bench-gpu fuzz stress conformance lint format stub bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -84,6 +84,10 @@ N ?= 2000
 SEED ?= 0
 fuzz: .venv/tools  ## Run N mutated files in processes of their own: make fuzz N=20000
 	$(VENV)/python tests/fuzz/fuzz.py --mutants $(N) --seed $(SEED)
+
+MINUTES ?= 30
+stress: .venv/tools  ## Compare parallel runs with serial ones for 30 minutes of CPU: MINUTES, SEED
+	$(VENV)/python tests/stress/parallel.py --cpu-minutes $(MINUTES) --seed $(SEED)
 
 conformance: .venv-peers/pteron  ## Run upstream's own suites on pteron
 	$(PEERS)/python tests/conformance/run.py

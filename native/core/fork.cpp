@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #include "error.h"
@@ -12,14 +13,13 @@
 namespace pteron {
 namespace {
 
-// A run that takes longer, or that waits for the forking thread itself, does not hold a fork up.
-constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::microseconds kPause{20};
+
+std::atomic<std::chrono::milliseconds> patience{std::chrono::seconds{10}};
 
 thread_local int depth = 0;          // of InRuntime on this thread
 std::atomic<int> inside{0};          // threads that have one
 std::atomic<bool> forking{false};    // a thread is about to fork
-std::atomic<bool> used{false};       // the pool may be there
 std::atomic<bool> lost_pool{false};  // in a child: its threads are not
 bool gave_up = false;                // before_fork() did not see the other threads leave
 bool broken = false;                 // in a child of such a fork
@@ -36,12 +36,12 @@ void enter() noexcept {
 void before_fork() noexcept {
   const int own = depth > 0 ? 1 : 0;
   while (forking.exchange(true)) std::this_thread::sleep_for(kPause);  // one fork at a time
-  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  const auto limit = std::chrono::steady_clock::now() + patience.load();
   // A thread that comes now looks at `forking` and leaves again: once is enough to see.
   gave_up = false;
   while (inside.load() > own && !gave_up) {
     std::this_thread::sleep_for(kPause);
-    gave_up = std::chrono::steady_clock::now() > limit;
+    gave_up = inside.load() > own && std::chrono::steady_clock::now() > limit;
   }
 }
 
@@ -50,7 +50,7 @@ void in_parent() noexcept { forking.store(false); }
 void in_child() noexcept {
   broken = broken || gave_up;
   inside.store(depth > 0 ? 1 : 0);
-  lost_pool.store(used.load());
+  lost_pool.store(true);
   forking.store(false);
 }
 
@@ -68,9 +68,11 @@ InRuntime::InRuntime() {
   }
   enter();
   depth = 1;
-  used.store(true, std::memory_order_relaxed);
-  if (lost_pool.load(std::memory_order_relaxed) && lost_pool.exchange(false)) [[unlikely]] {
-    restart_pool();
+  if (lost_pool.load()) [[unlikely]] {
+    static std::mutex restarting;
+    const std::lock_guard lock(restarting);
+    if (lost_pool.load()) restart_pool();
+    lost_pool.store(false);
   }
 }
 
@@ -87,6 +89,10 @@ OutOfRuntime::~OutOfRuntime() {
   if (depth_ > 0) enter();
   depth = depth_;
 }
+
+bool is_broken_child() noexcept { return broken; }
+
+void set_fork_patience(std::chrono::milliseconds time) noexcept { patience.store(time); }
 
 void install_fork_handlers() {
   static const int installed = pthread_atfork(before_fork, in_parent, in_child);

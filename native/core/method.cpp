@@ -9,6 +9,7 @@
 
 #include "cuda_library.h"
 #include "error.h"
+#include "fork.h"
 #include "log.h"
 #include "memory_limit.h"
 #include "method_state.h"
@@ -16,6 +17,7 @@
 #include "program.h"
 #include "shared_state.h"
 #include "strided_copy.h"
+#include "threadpool.h"
 #include "trace.h"
 
 namespace rt = executorch::runtime;
@@ -223,7 +225,10 @@ Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const r
 
 #pragma GCC diagnostic pop
 
-Method::~Method() = default;
+Method::~Method() {
+  // Backends lock to free their part, and the lock may be held by a thread that is not there.
+  if (is_broken_child()) (void)state_.release();
+}
 
 void Method::require_usable() const {
   if (!stuck_) return;
@@ -371,6 +376,7 @@ void Method::execute() {
     tracing = std::unique_lock(trace->mutex());
     trace->mark_used();
   }
+  const PoolUse pool;
   try {
     // A kernel may fail with any number: whatever it is, it is the run that failed.
     if (const auto code = static_cast<uint32_t>(state_->method->execute()); code != 0) {

@@ -1,7 +1,10 @@
 #include "registry.h"
 
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/kernel/operator_registry.h>
+
+#include <cstring>
 
 namespace rt = executorch::runtime;
 
@@ -36,6 +39,16 @@ bool has_backend(const std::string& id) { return rt::get_backend_class(id.c_str(
 bool is_backend_available(const std::string& id) {
   const rt::BackendInterface* backend = rt::get_backend_class(id.c_str());
   return backend != nullptr && backend->is_available();
+}
+
+void configure_backends() {
+  // XNNPACKBackend.h, which the SDK lacks. "Per model" means per memory allocator: each method has
+  // one.
+  constexpr int kPerModel = 1;
+  rt::BackendOption option{};
+  std::strcpy(option.key, "workspace_sharing_mode");
+  option.value = kPerModel;
+  (void)rt::set_option("XnnpackBackend", {&option, 1});  // another version may not know it
 }
 
 }  // namespace pteron

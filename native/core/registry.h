@@ -14,4 +14,8 @@ bool has_backend(const std::string& id);
 // Registered, and able to run here. Throws nothing: an unknown backend is not available.
 bool is_backend_available(const std::string& id);
 
+// Gives each method a workspace of its own in XNNPACK, whose default is one for the process: all
+// methods with parts on XNNPACK would wait for each other. For methods that are loaded after.
+void configure_backends();
+
 }  // namespace pteron

@@ -3,6 +3,7 @@
 
 #include "bind.h"
 #include "core/fork.h"
+#include "core/registry.h"
 #include "method.h"
 #include "python.h"
 #include "result.h"
@@ -14,6 +15,7 @@ NB_MODULE(core_of_main, m) {
   m.doc() = "The native part of pteron: the ExecuTorch runtime, its values and its errors.";
   pteron::install_platform_hooks();
   pteron::install_fork_handlers();
+  pteron::configure_backends();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);

@@ -6,7 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "core/cpu_count.h"
 #include "core/cuda_library.h"
+#include "core/fork.h"
 #include "core/memory_limit.h"
 #include "core/threadpool.h"
 #include "method.h"
@@ -45,6 +47,8 @@ void bind_registry(nb::module_& m) {
         return names;
       },
       "Names of the CUDA devices; DeviceError says why there are none.");
+  m.def("available_cpus", available_cpus, "root"_a = "",
+        "The processors that this process may use: its CPU set, and the quota of its cgroup.");
   m.def("num_threads", num_threads, "Threads of the pool that kernels and XNNPACK share.");
   m.def(
       "set_num_threads",
@@ -53,11 +57,19 @@ void bind_registry(nb::module_& m) {
         CallScope scope;
         set_num_threads(count);
       },
-      "count"_a, "Replace the thread pool. No method may be running.");
+      "count"_a, "Set the number of threads of the pool.");
   m.def("memory_limit", memory_limit, "Bytes that a program may ask for at a time.");
   m.def("set_memory_limit", set_memory_limit, "nbytes"_a);
   m.def("default_memory_limit", default_memory_limit, "root"_a = "",
         "Bytes of the machine or of the control group; `root` stands before the system's paths.");
+  m.def("set_leak_warnings", nb::set_leak_warnings, "on"_a,
+        "Whether objects that are left when the interpreter ends are reported.");
+  m.def(
+      "set_fork_patience",
+      [](double seconds) {
+        set_fork_patience(std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
+      },
+      "seconds"_a, "How long fork() waits for runs of other threads to end.");
   m.def(
       "result_from_bytes",
       [](const std::string& dtype, const std::vector<int64_t>& shape, nb::bytes data) {

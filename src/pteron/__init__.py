@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import atexit as _atexit
 import os as _os
+import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pteron import _core, errors
@@ -105,5 +107,26 @@ def _set_memory_limit() -> None:
     _core.set_memory_limit(min(int(value), 2**63 - 1))
 
 
+def _set_num_threads() -> None:
+    variable = "PTERON_NUM_THREADS"
+    value = _os.environ.get(variable, "")
+    if not value:
+        return
+    try:
+        _core.set_num_threads(min(int(value), 1 << 62))
+    except ValueError as error:  # of int(), and ArgumentError
+        raise errors.ArgumentError(f"{variable} is {value!r}: {error}") from None
+
+
+def _at_exit() -> None:
+    """What daemon threads hold is never given back: no reason for a report of leaks."""
+    if len(_sys._current_frames()) > 1:
+        _core.set_leak_warnings(False)
+
+
 _set_output_mode()
 _set_memory_limit()
+_set_num_threads()
+_atexit.register(_at_exit)
+if hasattr(_os, "register_at_fork"):  # nor is what threads hold that a child does not have
+    _os.register_at_fork(after_in_child=lambda: _core.set_leak_warnings(False))

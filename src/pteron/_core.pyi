@@ -490,11 +490,16 @@ def cuda_driver() -> str:
 def cuda_devices() -> list[str]:
     """Names of the CUDA devices; DeviceError says why there are none."""
 
+def available_cpus(root: str = '') -> int:
+    """
+    The processors that this process may use: its CPU set, and the quota of its cgroup.
+    """
+
 def num_threads() -> int:
     """Threads of the pool that kernels and XNNPACK share."""
 
 def set_num_threads(count: int) -> None:
-    """Replace the thread pool. No method may be running."""
+    """Set the number of threads of the pool."""
 
 def memory_limit() -> int:
     """Bytes that a program may ask for at a time."""
@@ -505,6 +510,12 @@ def default_memory_limit(root: str = '') -> int:
     """
     Bytes of the machine or of the control group; `root` stands before the system's paths.
     """
+
+def set_leak_warnings(on: bool) -> None:
+    """Whether objects that are left when the interpreter ends are reported."""
+
+def set_fork_patience(seconds: float) -> None:
+    """How long fork() waits for runs of other threads to end."""
 
 def result_from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> ExecuTorchResult:
     """The result that was pickled."""

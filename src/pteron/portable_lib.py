@@ -405,7 +405,7 @@ def _threadpool_get_thread_count() -> int:
 
 
 def _unsafe_reset_threadpool(num_threads: int) -> None:
-    """Set the number of threads. No method may be running.
+    """Set the number of threads: see `pteron.runtime.Runtime.num_threads`.
 
     Raises:
         ArgumentError: It is less than 1 or absurdly many (also ValueError).

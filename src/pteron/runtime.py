@@ -228,7 +228,8 @@ class Runtime:
     def num_threads(self) -> int:
         """Threads that kernels and XNNPACK share, for the whole process. Settable, 1 or more.
 
-        Set it while no method is running.
+        At first the processors that the process may use, or ``PTERON_NUM_THREADS`` of the
+        environment. Parts on XNNPACK keep the number that was set when their method was loaded.
         """
         return _core.num_threads()
 

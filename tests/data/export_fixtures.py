@@ -50,6 +50,7 @@ from executorch.exir.passes.propagate_device_config import PropagateDeviceConfig
 from executorch.extension.pybindings import portable_lib
 from torch import nn
 from torch.export import Dim, export
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -84,6 +85,7 @@ class Row:
     bundled: bool = False  # written as <name>.bpte with its inputs
     expected: bool = True  # a bundled program also holds the expected outputs
     channels_last: bool = False  # the .npz cannot say this of an input
+    stress: bool = False  # written to tests/stress, without values
     skip_check: str = ""  # why the official runtime is not asked to run it
 
 
@@ -202,6 +204,45 @@ def quantized() -> dict[str, Method]:
     """A net quantized for XNNPACK but not delegated: the quantize ops stay in the program."""
     plain = mlp()["forward"]
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+    prepared = prepare_pt2e(export(plain.module, plain.inputs).module(), quantizer)
+    prepared(*plain.inputs)
+    return {"forward": Method(convert_pt2e(prepared), plain.inputs, {})}
+
+
+def pool_work(
+    x: torch.Tensor, y: torch.Tensor, image: torch.Tensor, filters: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What kernels divide among the threads of the pool. No weights: the file stays small."""
+    product = torch.relu(x @ y)
+    return (
+        torch.softmax(product, -1) + product * 0.5,
+        functional.conv2d(image, filters, padding=1),
+        functional.gelu(x) + x,
+    )
+
+
+def pool() -> dict[str, Method]:
+    image, weights = torch.randn(1, 8, 48, 48), torch.randn(8, 8, 3, 3)
+    return forward(pool_work, torch.randn(256, 192), torch.randn(192, 256), image, weights)
+
+
+def filters() -> dict[str, Method]:
+    """Convolutions, dense and by channel, and what is between them in image nets."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.ReLU6(),
+        nn.Conv2d(16, 24, 1),
+        nn.AvgPool2d(2),
+    )
+    return forward(net, torch.randn(1, 3, 64, 64))
+
+
+def quantized_filters() -> dict[str, Method]:
+    plain = filters()["forward"]
+    config = get_symmetric_quantization_config(is_per_channel=True)
+    quantizer = XNNPACKQuantizer().set_global(config)
     prepared = prepare_pt2e(export(plain.module, plain.inputs).module(), quantizer)
     prepared(*plain.inputs)
     return {"forward": Method(convert_pt2e(prepared), plain.inputs, {})}
@@ -373,6 +414,13 @@ TABLE: dict[str, Row] = {
     "rnn_cell": Row(lambda: forward(nn.RNNCell(4, 3), torch.randn(1, 4), torch.zeros(1, 3))),
     "embedding": Row(lambda: forward(nn.Embedding(10, 4), torch.tensor([0, 3, 9]))),
     "quantized": Row(quantized),
+    # Large enough that kernels and the delegate divide the work among threads.
+    "pool": Row(pool, stress=True),
+    "pool_xnnpack": Row(pool, partitioner=XnnpackPartitioner, stress=True),
+    "filters_xnnpack": Row(filters, partitioner=XnnpackPartitioner, stress=True),
+    "filters_quantized_xnnpack": Row(
+        quantized_filters, partitioner=XnnpackPartitioner, stress=True
+    ),
     # ExecuTorch 1.5.1 plans the results of both conditionals into one place. In `cond` the first is
     # used before the second is made; in `cond_overlap` it is lost, whatever runtime runs the file.
     "cond": Row(lambda: forward(conditional, torch.ones(2, 2), torch.full((2, 2), 2.0))),
@@ -590,10 +638,11 @@ def write(name: str, row: Row) -> None:
         bundle = BundledProgram(program, suites)
         (HERE / f"{name}.bpte").write_bytes(serialize_from_bundled_program_to_flatbuffer(bundle))
     else:
-        (HERE / f"{name}.pte").write_bytes(program.buffer)
+        folder = HERE.parent / "stress" if row.stress else HERE
+        (folder / f"{name}.pte").write_bytes(program.buffer)
     if row.data:
         program.write_tensor_data_to_file(str(HERE))
-    if name == "big_add":  # 12 MB, and the tests can add by themselves
+    if name == "big_add" or row.stress:  # megabytes, which the tests can make by themselves
         return
     arrays: dict[str, np.ndarray] = {}
     for key, m in methods.items():
@@ -618,7 +667,7 @@ def check(name: str, row: Row) -> str:
     """Run a fixture on the official runtime: '' or why it is not run."""
     if row.skip_check:
         return row.skip_check
-    if name == "big_add":
+    if name == "big_add" or row.stress:
         return "its inputs are not stored"
     arrays = dict(np.load(HERE / f"{name}.npz"))
     if row.bundled:
