@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import capsules
 import numpy as np
 import pytest
 from cuda_fakes import PROGRAMS, FakeDriver, Golden, Goldens, in_new_process, near, pointer
@@ -45,6 +46,44 @@ def test_programs(driver: FakeDriver, golden: Goldens, name: str) -> None:
         assert counted["graph_launches"] == 1
         assert "launches" not in counted
         assert step == 0 or "allocations" not in counted
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [("add_devio", 0), ("add_devin", 0), ("mlp_devio", 0), ("muladd_devio", 0)]
+    + [("add_devio_planned", 3), ("add", 0)],
+)
+def test_copies_on_the_device(driver: FakeDriver, golden: Goldens, name: str, copies: int) -> None:
+    """Kernels use the caller's memory itself, unless the program has planned a place for it."""
+    program = golden(name)
+    method = load(program)
+    for _ in range(3):
+        inputs = program.place(method)
+        before = driver.counters()
+        program.check(method.execute(inputs))
+        assert driver.since(before).get("device_copies", 0) == copies
+
+
+def test_unaligned_inputs_are_copied(driver: FakeDriver, golden: Goldens) -> None:
+    """Models count on addresses that 16 divides: see the lower bits of this one."""
+    program = golden("add_devio")
+    method = load(program)
+    x, y = program.inputs
+    longer = np.concatenate([[0], x.ravel()]).astype(np.float32)
+    for offset in (4, 0, 4):
+        array = longer if offset else np.concatenate([x.ravel(), [0]]).astype(np.float32)
+        memory = from_host(array, "cuda:0")
+        capsule = memory.__dlpack__(max_version=(1, 0))
+        tensor = capsules.struct_of(capsule).tensor
+        tensor.byte_offset, tensor.ndim = offset, 2
+        shape = np.array([2, 3], np.int64)
+        strides = np.array([3, 1], np.int64)
+        tensor.shape = shape.ctypes.data_as(type(tensor.shape))
+        tensor.strides = strides.ctypes.data_as(type(tensor.strides))
+        inputs = [capsule, program.place(method)[1]]
+        before = driver.counters()
+        near(method.execute(inputs)[0], x + y, 1e-6)
+        assert driver.since(before).get("device_copies", 0) == (1 if offset else 0)
 
 
 @pytest.mark.parametrize("name", ["add_devio", "add_devio_planned", "add_devin", "add"])
@@ -193,10 +232,13 @@ def test_failing_recordings(driver: FakeDriver, golden: Goldens, symbol: str) ->
     assert not [name for name in driver.since(before) if name.startswith("live_")]
 
 
-@pytest.mark.parametrize("symbol", ["cuGraphLaunch", "cuGraphExecKernelNodeSetParams"])
-def test_failing_launches(driver: FakeDriver, golden: Goldens, symbol: str) -> None:
+@pytest.mark.parametrize("name", ["add_devio", "add_devio_planned"])
+@pytest.mark.parametrize(
+    "symbol", ["cuGraphLaunch", "cuGraphExecKernelNodeSetParams", "cuGraphNodeSetEnabled"]
+)
+def test_failing_launches(driver: FakeDriver, golden: Goldens, symbol: str, name: str) -> None:
     """A run that the driver fails is an error; the next one is right."""
-    program = golden("add_devio")
+    program = golden(name)
     method = load(program)
     program.check(method.execute(program.place(method)))
     for after in range(3):
@@ -223,7 +265,7 @@ print([float(method(x, x).to_host().numpy().sum()) for _ in range(3)])
 
 def test_without_the_copy_kernel(driver: FakeDriver, golden: Goldens) -> None:
     """A device that cannot load it copies by other means."""
-    path = golden("add_devio").folder / "model.pte"
+    path = golden("add_devio_planned").folder / "model.pte"
     code = WITHOUT_KERNEL.format(driver=str(driver.path), path=str(path))
     assert in_new_process(code, driver.path).strip() == "[12.0, 12.0, 12.0]"
 

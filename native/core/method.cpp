@@ -344,7 +344,7 @@ void Method::place_outputs(bool direct) {
     if (slot.impl == nullptr) continue;
     slot.block = slot.rescued = TensorRef();
     const bool graph_copies = slot.port != DeviceGraph::kNoPort;
-    if (graph_copies && !direct) state_->graph->connect(slot.port, nullptr, nullptr);
+    if (graph_copies && !direct) state_->graph->connect(slot.port, nullptr);
     if (slot.unplanned || (direct && (graph_copies || (slot.direct && !always_copy_)))) {
       const TensorSpec& spec = *slot.spec;
       const auto ndim = static_cast<int>(spec.sizes.size());
@@ -358,7 +358,7 @@ void Method::place_outputs(bool direct) {
             cuda::new_block(spec.device, ndim, spec.dtype, spec.nbytes, stream_.handle, what);
       }
       if (graph_copies) {
-        state_->graph->connect(slot.port, slot.block->data, slot.impl->data());
+        state_->graph->connect(slot.port, slot.block->data);
       } else {
         slot.impl->set_data(slot.block->data);
       }

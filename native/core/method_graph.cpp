@@ -73,9 +73,10 @@ std::string reason_of(const Error& error) {
 
 }  // namespace
 
-DeviceGraph::DeviceGraph(Device device) : device_(device) {
+DeviceGraph::DeviceGraph(Device device, DeviceGraph* earlier) : device_(device) {
   cuda::check(cuda::api().shared_stream(device.index, &own_stream_), "use a stream");
-  cuda::check(cuda::api().graph_begin(device.index, &graph_), "record");
+  cuda::check(cuda::api().graph_begin(device.index, earlier ? earlier->graph_ : nullptr, &graph_),
+              "record");
 }
 
 DeviceGraph::~DeviceGraph() {
@@ -84,27 +85,29 @@ DeviceGraph::~DeviceGraph() {
   api.graph_destroy(graph_);
 }
 
-size_t DeviceGraph::port(void* to, const void* from, size_t nbytes, bool before) {
-  size_t number = 0;
-  cuda::check(cuda::api().graph_port(graph_, to, from, nbytes, before ? 1 : 0, &number),
-              "record a copy");
-  return number;
-}
-size_t DeviceGraph::input_port(void* to, const void* from, size_t nbytes) {
-  return port(to, from, nbytes, true);
-}
-size_t DeviceGraph::output_port(void* to, const void* from, size_t nbytes) {
-  return port(to, from, nbytes, false);
+size_t DeviceGraph::input_port(void* inner, void* outer, size_t nbytes, bool alone) {
+  size_t port = 0;
+  cuda::check(cuda::api().graph_port(graph_, inner, outer, nbytes, 1, alone, &port),
+              "record an input");
+  return port;
 }
 
-void DeviceGraph::end() {
+size_t DeviceGraph::output_port(void* inner, void* outer, size_t nbytes, bool alone) {
+  size_t port = 0;
+  cuda::check(cuda::api().graph_port(graph_, outer, inner, nbytes, 0, alone, &port),
+              "record an output");
+  return port;
+}
+
+void DeviceGraph::end(const DeviceGraph* earlier) {
   int32_t copies_host = 0;
-  cuda::check(cuda::api().graph_end(graph_, &copies_host), "record");
+  cuda::check(cuda::api().graph_end(graph_, earlier ? earlier->graph_ : nullptr, &copies_host),
+              "record");
   copies_host_ = copies_host != 0;
 }
 
-void DeviceGraph::connect(size_t port, void* to, const void* from) {
-  cuda::check(cuda::api().graph_connect(graph_, port, to, from), "pass a tensor to the graph");
+void DeviceGraph::connect(size_t port, const void* outer) {
+  cuda::check(cuda::api().graph_connect(graph_, port, outer), "pass a tensor to the graph");
 }
 
 void DeviceGraph::launch(const Method::Stream& stream) {
@@ -119,7 +122,7 @@ void DeviceGraph::launch(const Method::Stream& stream) {
   }
 }
 
-bool Method::is_graph() const noexcept { return state_->graph.has_value(); }
+bool Method::is_graph() const noexcept { return state_->graph != nullptr; }
 
 void Method::record_graph() {
   const std::string refusal = "Method '" + spec_.name + "' cannot run as a CUDA graph: ";
@@ -131,56 +134,87 @@ void Method::record_graph() {
   const Device device = graph_device(spec_, refuse);
 
   State& state = *state_;
-  size_t largest = 0;  // of the device tensors that go through ports
-  const auto give_place = [&](auto& slot, const std::string& what) {
-    const TensorSpec& spec = *slot.spec;
-    if (slot.planned == nullptr) {
-      state.fixed.push_back({spec.device.is_cpu()
-                                 ? cuda::allocate_pinned(spec.nbytes, what)
-                                 : cuda::allocate(spec.device, spec.nbytes, nullptr, what),
-                             spec.nbytes});
-      slot.planned = state.fixed.back().memory.get();
-      slot.impl->set_data(slot.planned);
-    }
-    if (!spec.device.is_cpu()) largest = std::max<size_t>(largest, spec.nbytes);
+  struct Tensor {
+    const TensorSpec* spec;
+    executorch::runtime::etensor::TensorImpl* impl;
+    void** planned;
+    size_t* port;
+    bool unplanned;
+    std::string what;
+    bool alone = false;  // unplanned, on the device, and nobody else's: its place may change
+
+    bool goes_through_port() const { return !spec->device.is_cpu() && spec->nbytes > 0; }
   };
+  std::vector<Tensor> tensors;  // inputs, then outputs
   for (size_t i = 0; i < state.inputs.size(); ++i) {
-    if (state.inputs[i].spec == nullptr) continue;
-    give_place(state.inputs[i], input_name(i));
-    state.inputs[i].placement.direct = false;
+    InputSlot& slot = state.inputs[i];
+    if (slot.spec == nullptr) continue;
+    tensors.push_back(
+        {slot.spec, slot.impl, &slot.planned, &slot.port, slot.planned == nullptr, input_name(i)});
+    slot.placement.direct = false;
   }
+  const size_t num_inputs = tensors.size();
   for (OutputSlot& slot : state.outputs) {
     if (slot.spec == nullptr) continue;
-    if (slot.unplanned) give_place(slot, "An output of method '" + spec_.name + "'");
-    if (!slot.spec->device.is_cpu()) largest = std::max<size_t>(largest, slot.spec->nbytes);
+    tensors.push_back({slot.spec, slot.impl, &slot.planned, &slot.port, slot.unplanned,
+                       "An output of method '" + spec_.name + "'"});
     slot.direct = slot.unplanned = false;
   }
+  const auto give_place = [&](const Tensor& tensor) {
+    const size_t nbytes = tensor.spec->nbytes;
+    const Device& where = tensor.spec->device;
+    state.fixed.push_back({where.is_cpu() ? cuda::allocate_pinned(nbytes, tensor.what)
+                                          : cuda::allocate(where, nbytes, nullptr, tensor.what),
+                           nbytes});
+    *tensor.planned = state.fixed.back().memory.get();
+    tensor.impl->set_data(*tensor.planned);
+  };
+  size_t largest = 0;
+  for (Tensor& tensor : tensors) {
+    const auto users = std::count_if(tensors.begin(), tensors.end(), [&](const Tensor& other) {
+      return other.impl == tensor.impl;
+    });
+    tensor.alone = tensor.unplanned && tensor.goes_through_port() && users == 1;
+    if (tensor.unplanned && !tensor.alone) give_place(tensor);
+    largest = std::max<size_t>(largest, tensor.spec->nbytes);
+  }
 
-  // The other end of the ports until a run gives them one.
-  const auto other = cuda::allocate(device, largest, nullptr, "A CUDA graph");
-  cuda::synchronize(device);  // weights and state are there, and the memory above may be used
-
-  // The first recording loads the kernels and shows where the models' outputs come from; only in
-  // the second one they are written where they should be.
-  for (int pass = 0; pass < 2; ++pass) {
+  // Three recordings: one that loads the kernels and shows where the models' outputs come from, so
+  // that in the others they are written where they should be; and two with the tensors that are
+  // alone in different places, which tells where their addresses go.
+  const auto caller = cuda::allocate(device, largest, nullptr, "A CUDA graph");
+  const size_t fixed_before = state.fixed.size();
+  std::unique_ptr<DeviceGraph> earlier;
+  std::vector<State::Fixed> places;  // of the earlier recording
+  for (int pass = 0; pass < 3; ++pass) {
+    places.assign(state.fixed.begin() + static_cast<std::ptrdiff_t>(fixed_before),
+                  state.fixed.end());
+    state.fixed.resize(fixed_before);
+    for (const Tensor& tensor : tensors) {
+      if (tensor.alone) give_place(tensor);
+    }
+    cuda::synchronize(device);  // weights and state are there, and this memory may be used
     try {
-      state.graph.reset();
-      DeviceGraph& graph = state.graph.emplace(device);
-      for (InputSlot& slot : state.inputs) {
-        if (slot.spec == nullptr || slot.spec->device.is_cpu() || slot.spec->nbytes == 0) continue;
-        slot.port = graph.input_port(slot.planned, other.get(), slot.spec->nbytes);
+      auto graph = std::make_unique<DeviceGraph>(device, earlier.get());
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        if (i == num_inputs) execute();
+        const Tensor& tensor = tensors[i];
+        if (!tensor.goes_through_port()) continue;
+        *tensor.port = i < num_inputs
+                           ? graph->input_port(tensor.impl->mutable_data(), caller.get(),
+                                               tensor.spec->nbytes, tensor.alone)
+                           : graph->output_port(tensor.impl->mutable_data(), caller.get(),
+                                                tensor.spec->nbytes, tensor.alone);
       }
-      execute();
-      for (OutputSlot& slot : state.outputs) {
-        if (slot.spec == nullptr || slot.spec->device.is_cpu() || slot.spec->nbytes == 0) continue;
-        slot.port = graph.output_port(other.get(), slot.impl->data(), slot.spec->nbytes);
-      }
-      graph.end();
+      if (tensors.size() == num_inputs) execute();
+      graph->end(pass == 2 ? earlier.get() : nullptr);
+      earlier = std::move(graph);
     } catch (const Error& error) {
       if (error.kind == Kind::Memory) throw;
       throw Error(Kind::Argument, error.code, refusal + reason_of(error) + advice, error.reasons);
     }
   }
+  state.graph = std::move(earlier);
 }
 
 }  // namespace pteron

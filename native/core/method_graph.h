@@ -15,27 +15,29 @@ class DeviceGraph {
  public:
   static constexpr size_t kNoPort = SIZE_MAX;
 
-  // Begins to record what programs do on this thread.
-  explicit DeviceGraph(Device device);
+  // Begins to record what programs do on this thread. `earlier`, if any, is a recording of the same
+  // with the tensors of ports that are `alone` elsewhere; it gives up its memory.
+  DeviceGraph(Device device, DeviceGraph* earlier);
   ~DeviceGraph();  // waits for the last launch
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
 
   Device device() const noexcept { return device_; }
 
-  size_t input_port(void* to, const void* from, size_t nbytes);
-  size_t output_port(void* to, const void* from, size_t nbytes);
-  void end();
+  // An input that is read at `inner`, an output that is written there; `outer` stands for the
+  // caller's memory. `alone`: nothing else is ever in the memory at `inner`.
+  size_t input_port(void* inner, void* outer, size_t nbytes, bool alone);
+  size_t output_port(void* inner, void* outer, size_t nbytes, bool alone);
+  void end(const DeviceGraph* earlier);
 
-  void connect(size_t port, void* to, const void* from);
+  // The caller's memory for the next launches; null: the output stays where it is.
+  void connect(size_t port, const void* outer);
   // On the stream, or the library's own. Returns when the work is done if it uses host memory.
   void launch(const Method::Stream& stream);
   // The next launch waits on the device for this event; null: everything is done.
   void set_last_use(std::shared_ptr<void> event) noexcept { last_use_ = std::move(event); }
 
  private:
-  size_t port(void* to, const void* from, size_t nbytes, bool before);
-
   Device device_;
   void* graph_ = nullptr;
   void* own_stream_ = nullptr;

@@ -4,6 +4,7 @@
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/executor/method.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct Method::State {
   std::optional<executorch::runtime::HierarchicalAllocator> planned;
   std::optional<executorch::runtime::MemoryManager> manager;
   std::optional<executorch::runtime::Method> method;
-  std::optional<DeviceGraph> graph;
+  std::unique_ptr<DeviceGraph> graph;
 
   std::vector<InputSlot> inputs;
   std::vector<OutputSlot> outputs;

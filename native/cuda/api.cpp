@@ -200,28 +200,30 @@ constexpr PteronCudaApi kApi = {
     .shared_stream = [](int32_t device,
                         void** out) { return call([&] { *out = cuda::shared_stream(device); }); },
     .graph_begin =
-        [](int32_t device, void** out) {
+        [](int32_t device, void* earlier, void** out) {
           return call([&] {
             auto graph = std::make_unique<Graph>(device);
-            graph->begin();
+            graph->begin(static_cast<Graph*>(earlier));
             *out = graph.release();
           });
         },
     .graph_port =
-        [](void* graph, void* dst, const void* src, size_t nbytes, int32_t before, size_t* out) {
-          return call(
-              [&] { *out = static_cast<Graph*>(graph)->port(dst, src, nbytes, before != 0); });
+        [](void* graph, void* dst, const void* src, size_t nbytes, int32_t before, int32_t alone,
+           size_t* out) {
+          return call([&] {
+            *out = static_cast<Graph*>(graph)->port(dst, src, nbytes, before != 0, alone != 0);
+          });
         },
     .graph_end =
-        [](void* graph, int32_t* copies_host) {
+        [](void* graph, const void* earlier, int32_t* copies_host) {
           return call([&] {
-            static_cast<Graph*>(graph)->end();
+            static_cast<Graph*>(graph)->end(static_cast<const Graph*>(earlier));
             *copies_host = static_cast<Graph*>(graph)->copies_host() ? 1 : 0;
           });
         },
     .graph_connect =
-        [](void* graph, size_t port, void* dst, const void* src) {
-          return call([&] { static_cast<Graph*>(graph)->connect(port, dst, src); });
+        [](void* graph, size_t port, const void* outer) {
+          return call([&] { static_cast<Graph*>(graph)->connect(port, outer); });
         },
     .graph_launch =
         [](void* graph, void* stream) {

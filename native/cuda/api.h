@@ -99,14 +99,17 @@ struct PteronCudaApi {
   const char* (*shared_stream)(int32_t device, void** out);
 
   // A CUDA graph of what this thread's programs do on the device between begin and end, which is
-  // recorded and not done. Ports are copies on the device between the graph's memory and another's,
-  // which each launch may be given anew (connect; null: no copy). Destroy it in every case, and
-  // only when its work is done; memory that it copies from or to must be there until then.
-  const char* (*graph_begin)(int32_t device, void** out);
+  // recorded and not done. Ports are inputs and outputs: each launch reads and writes the memory
+  // that it was last given for them (connect; null for an output: it stays in the graph's). `alone`
+  // says that nothing else is ever in the graph's memory of it. With `earlier`, a recording of the
+  // same work in which the ports that are alone were elsewhere, launches may use the given memory
+  // directly. Destroy a graph in every case, and only when its work is done; the memory of its
+  // ports must be there until then.
+  const char* (*graph_begin)(int32_t device, void* earlier, void** out);
   const char* (*graph_port)(void* graph, void* dst, const void* src, size_t nbytes, int32_t before,
-                            size_t* out);
-  const char* (*graph_end)(void* graph, int32_t* copies_host);
-  const char* (*graph_connect)(void* graph, size_t port, void* dst, const void* src);
+                            int32_t alone, size_t* out);
+  const char* (*graph_end)(void* graph, const void* earlier, int32_t* copies_host);
+  const char* (*graph_connect)(void* graph, size_t port, const void* outer);
   const char* (*graph_launch)(void* graph, void* stream);
   void (*graph_destroy)(void* graph);
 

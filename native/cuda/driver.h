@@ -101,6 +101,31 @@ struct KernelNode {  // CUDA_KERNEL_NODE_PARAMS
 };
 static_assert(sizeof(KernelNode) == 56);
 
+struct Copy3D {  // CUDA_MEMCPY3D
+  size_t src_offsets[4];
+  int src_type;
+  const void* src_host;
+  DevicePtr src_device;
+  void* src_array[2];
+  size_t src_pitch[2];
+  size_t dst_offsets[4];
+  int dst_type;
+  void* dst_host;
+  DevicePtr dst_device;
+  void* dst_array[2];
+  size_t dst_pitch[2];
+  size_t size[3];
+};
+static_assert(sizeof(Copy3D) == 200);
+
+struct FillNode {  // CUDA_MEMSET_NODE_PARAMS
+  DevicePtr dst;
+  size_t pitch;
+  unsigned value, element_size;
+  size_t width, height;
+};
+static_assert(sizeof(FillNode) == 40);
+
 // Member, symbol, arguments. Required: without one of them the driver is too old for us.
 #define PTERON_FORALL_DRIVER_CALLS(_)                                                \
   _(init, cuInit, (unsigned))                                                        \
@@ -144,7 +169,7 @@ static_assert(sizeof(KernelNode) == 56);
   _(module_unload, cuModuleUnload, (Module))
 
 // What we can do without: null where the driver lacks it. Stream-ordered pools came with CUDA 11.2,
-// the last of the graph calls with 11.6.
+// what graphs need with 11.6, and what tells a kernel's arguments with 12.4.
 #define PTERON_FORALL_OPTIONAL_DRIVER_CALLS(_)                                                     \
   _(host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                        \
   _(host_free, cuMemFreeHost, (void*))                                                             \
@@ -160,6 +185,12 @@ static_assert(sizeof(KernelNode) == 56);
   _(capture_info, cuStreamGetCaptureInfo_v2,                                                       \
     (Stream, int*, unsigned long long*, GraphHandle*, const GraphNode**, size_t*))                 \
   _(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec*, GraphHandle, unsigned long long)) \
+  _(graph_nodes, cuGraphGetNodes, (GraphHandle, GraphNode*, size_t*))                              \
+  _(graph_node_type, cuGraphNodeGetType, (GraphNode, int*))                                        \
+  _(graph_kernel, cuGraphKernelNodeGetParams, (GraphNode, KernelNode*))                            \
+  _(graph_copy, cuGraphMemcpyNodeGetParams, (GraphNode, Copy3D*))                                  \
+  _(graph_fill, cuGraphMemsetNodeGetParams, (GraphNode, FillNode*))                                \
+  _(argument_info, cuFuncGetParamInfo, (Function, size_t, size_t*, size_t*))                       \
   _(graph_set_kernel, cuGraphExecKernelNodeSetParams, (GraphExec, GraphNode, const KernelNode*))   \
   _(module_function, cuModuleGetFunction, (Function*, Module, const char*))                        \
   _(launch, cuLaunchKernel,                                                                        \

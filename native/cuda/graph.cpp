@@ -33,7 +33,7 @@ Graph::~Graph() {
   for (const Block& block : blocks_) cuda::free(device_, block.data);
 }
 
-void Graph::begin() {
+void Graph::begin(Graph* earlier) {
   const Driver& d = driver();
   if (d.capture_begin == nullptr || d.capture_end == nullptr || d.capture_info == nullptr ||
       d.graph_instantiate == nullptr || d.graph_set_kernel == nullptr ||
@@ -43,6 +43,10 @@ void Graph::begin() {
                   "the driver is too old: CUDA 11.6 is the first that can do it");
   }
   ContextGuard guard(device_);
+  if (earlier != nullptr) {
+    blocks_.swap(earlier->blocks_);
+    plan_ = earlier->taken_;
+  }
   // Not a blocking stream: other threads may use the legacy stream, which would join the capture.
   check(d.stream_create(&stream_, kStreamNonBlocking), "create a CUDA stream");
   check(d.capture_begin(stream_, kCaptureRelaxed), "record a CUDA graph");
@@ -51,8 +55,9 @@ void Graph::begin() {
   set_caller_stream(device_, stream_);
 }
 
-size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before) {
-  Port port{nullptr, nbytes, dst, src, true, before};
+size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before, bool alone) {
+  Port port{nullptr, nbytes, dst, src, true, before, alone};
+  port.kernels_see = port.inner();
   const CopyKernel& kernel = copy_kernel(device_);
   if (kernel.function != nullptr) {
     ContextGuard guard(device_);
@@ -75,7 +80,7 @@ size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before) {
   return ports_.size() - 1;
 }
 
-void Graph::end() {
+void Graph::end(const Graph* earlier) {
   ContextGuard guard(device_);
   const Driver& d = driver();
   clear_caller_stream(device_);
@@ -89,6 +94,27 @@ void Graph::end() {
     }
   }
   check(d.graph_instantiate(&exec_, graph_, 0), "make a CUDA graph");
+  if (earlier != nullptr && earlier->ports_.size() == ports_.size()) {
+    kernels_ = GraphKernels::find(earlier->graph_, earlier->places(), graph_, places());
+  }
+}
+
+std::vector<GraphPlace> Graph::places() const {
+  std::vector<GraphPlace> all;
+  for (const Port& p : ports_) all.push_back({p.inner(), p.alone ? p.nbytes : 0, p.node});
+  return all;
+}
+
+// Whether kernels use the caller's memory itself from the next launch on.
+bool Graph::redirect(size_t port, const void* outer) {
+  constexpr uintptr_t kAlignment = 16;  // what models may count on
+  Port& p = ports_[port];
+  if (!kernels_ || !p.alone) return false;
+  const bool direct = outer != nullptr && reinterpret_cast<uintptr_t>(outer) % kAlignment == 0;
+  const void* wanted = direct ? outer : p.inner();
+  if (wanted != p.kernels_see) kernels_->move(port, wanted);
+  p.kernels_see = wanted;
+  return direct;
 }
 
 // Gives up a recording.
@@ -102,54 +128,60 @@ void Graph::stop() noexcept {
   driver().stream_destroy(std::exchange(stream_, nullptr));
 }
 
-void Graph::connect(size_t port, void* dst, const void* src) {
+void Graph::connect(size_t port, const void* outer) {
   Port& p = ports_[port];
-  const bool enable = dst != nullptr && src != nullptr;
-  const bool change = enable && (dst != p.dst || src != p.src);
-  if (p.node != nullptr && (change || enable != p.enabled)) {
-    ContextGuard guard(device_);
-    if (enable != p.enabled) {
-      check(driver().graph_set_enabled(exec_, p.node, enable ? 1 : 0), "change a CUDA graph");
-    }
-    if (change) {
-      const CopyKernel::Call call(copy_kernel(device_), dst, src, p.nbytes);
-      check(driver().graph_set_kernel(exec_, p.node, &call.node), "change a CUDA graph");
-    }
+  const bool enable = !redirect(port, outer) && outer != nullptr;
+  if (p.node != nullptr && enable != p.enabled) {
+    check(driver().graph_set_enabled(exec_, p.node, enable ? 1 : 0), "change a CUDA graph");
   }
   p.enabled = enable;
-  if (change) {
-    p.dst = dst;
-    p.src = src;
+  const void*& end = p.before ? p.src : p.dst;
+  if (!enable || end == outer) return;
+  if (p.node != nullptr) {
+    ContextGuard guard(device_);
+    void* inner = p.inner();
+    const CopyKernel::Call call(copy_kernel(device_), p.before ? inner : const_cast<void*>(outer),
+                                p.before ? outer : inner, p.nbytes);
+    check(driver().graph_set_kernel(exec_, p.node, &call.node), "change a CUDA graph");
   }
+  end = outer;
 }
 
 void Graph::copy_ports(bool before, Stream stream) const {
   for (const Port& p : ports_) {
     if (p.node != nullptr || !p.enabled || p.before != before) continue;
-    copy_async(CopyKind::DeviceToDevice, device_, p.dst, p.src, p.nbytes, stream);
+    copy_async(CopyKind::DeviceToDevice, device_, const_cast<void*>(p.dst), p.src, p.nbytes,
+               stream);
   }
 }
 
 void Graph::launch(Stream stream) {
   ContextGuard guard(device_);
+  if (kernels_) kernels_->apply(exec_);
   copy_ports(true, stream);
   check(driver().graph_launch(exec_, stream), "launch a CUDA graph");
   copy_ports(false, stream);
 }
 
-// Memory that the model has given back serves again: the graph's work is in one order.
+// Memory that the model has given back serves again: the graph's work is in one order. The same
+// work takes the same blocks as the last time.
 void* Graph::allocate(size_t nbytes) {
-  Block* best = nullptr;
-  for (Block& block : blocks_) {
-    const bool fits = !block.used && block.nbytes >= nbytes && block.nbytes / 2 <= nbytes;
-    if (fits && (best == nullptr || block.nbytes < best->nbytes)) best = &block;
+  size_t best = blocks_.size();
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& block = blocks_[i];
+    if (block.used || block.nbytes < nbytes || block.nbytes / 2 > nbytes) continue;
+    if (best == blocks_.size() || block.nbytes < blocks_[best].nbytes) best = i;
   }
-  if (best == nullptr) {
-    blocks_.reserve(blocks_.size() + 1);
-    best = &blocks_.emplace_back(Block{cuda::allocate(device_, nbytes), nbytes, true});
+  if (taken_.size() < plan_.size()) {
+    const size_t i = plan_[taken_.size()];
+    if (!blocks_[i].used && blocks_[i].nbytes >= nbytes) best = i;
   }
-  best->used = true;
-  return best->data;
+  taken_.reserve(taken_.size() + 1);
+  blocks_.reserve(blocks_.size() + 1);
+  if (best == blocks_.size()) blocks_.push_back({cuda::allocate(device_, nbytes), nbytes, false});
+  blocks_[best].used = true;
+  taken_.push_back(best);
+  return blocks_[best].data;
 }
 
 bool Graph::release(void* pointer) noexcept {

@@ -5,15 +5,18 @@
 // the graph, since every launch uses the same addresses. What the host would have to do in the
 // middle of a run cannot be recorded, and ends the recording with a Failure that says so.
 //
-// Inputs and outputs go through ports: copies between the graph's memory and the caller's, whose
-// outer end is given anew for each launch. As nodes of the graph they cost a third of a copy of
-// their own, which is what they are where the device cannot load the kernel for it.
+// Inputs and outputs go through ports, between the graph's memory and the caller's, which is given
+// anew for each launch. Where possible the kernels are told the caller's address (graph_kernels.h).
+// Otherwise a port copies: as a node of the graph, which costs a third of a copy of its own, or as
+// one where the device cannot load the kernel for it.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "driver.h"
+#include "graph_kernels.h"
 
 namespace pteron::cuda {
 
@@ -24,14 +27,18 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  void begin();
+  // `earlier`: a recording of the same work, whose memory this one takes over, block for block.
+  void begin(Graph* earlier);
   // Records a copy on the device, of an input before the rest or of an output after it. Returns its
-  // number.
-  size_t port(void* dst, const void* src, size_t nbytes, bool before);
-  void end();
+  // number. `alone`: nothing else is ever in the graph's memory of it, so that the caller's may
+  // stand in for it.
+  size_t port(void* dst, const void* src, size_t nbytes, bool before, bool alone);
+  // With `earlier`, whose ports that are alone were elsewhere, finds their addresses in kernels.
+  void end(const Graph* earlier);
 
-  // Where the copy of a port reads and writes from the next launch on; null: it does not happen.
-  void connect(size_t port, void* dst, const void* src);
+  // The caller's memory of an input or output from the next launch on; null: there is none, and an
+  // output stays where the graph has it.
+  void connect(size_t port, const void* outer);
   void launch(Stream stream);
 
   // Whether it copies from or to host memory: then such memory is in use until the work is done.
@@ -54,21 +61,30 @@ class Graph {
   struct Port {
     GraphNode node;  // null: a copy of its own
     size_t nbytes;
-    void* dst;
+    const void* dst;
     const void* src;
     bool enabled;
     bool before;  // it brings an input
+    bool alone;
+
+    void* inner() const { return const_cast<void*>(before ? dst : src); }
+    const void* kernels_see = nullptr;  // the address that kernels were told
   };
 
   void stop() noexcept;
   void copy_ports(bool before, Stream stream) const;
+  std::vector<GraphPlace> places() const;
+  bool redirect(size_t port, const void* outer);
 
   int device_;
   Stream stream_ = nullptr;      // while it records
   GraphHandle graph_ = nullptr;  // the nodes of ports are in it
   GraphExec exec_ = nullptr;
   std::vector<Block> blocks_;
+  std::vector<size_t> taken_;  // the block of each allocation, in order
+  std::vector<size_t> plan_;   // the same of the earlier recording
   std::vector<Port> ports_;
+  std::optional<GraphKernels> kernels_;
   bool copies_host_ = false;
 };
 

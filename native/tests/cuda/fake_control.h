@@ -54,7 +54,7 @@ struct FakeDriver {
   void (*defer)(int) = nullptr;
   void (*pin)(void*, size_t) = nullptr;
   void (*unpin)(void*) = nullptr;
-  void (*launch)(void*, void (*)(void*), void*, void (*)(void*)) = nullptr;
+  void (*launch)(void*, FakeKernel, const void*, size_t) = nullptr;
   int (*stream_create)(void**, unsigned) = nullptr;
 };
 

@@ -135,20 +135,25 @@ void run_everything() {
   for (auto& [handle, stream] : fake().streams) run_until(handle, fake().tickets);
 }
 
-Result submit(void* handle, std::function<void()> body) {
+Result submit(void* handle, Node node) {
   void* stream = nullptr;
   if (const Result wrong = own_stream(handle, &stream); wrong != kOk) return wrong;
   if (Graph* graph = fake().streams[stream].recording) {
-    graph->nodes.push_back({.body = std::move(body)});
+    graph->nodes.push_back(std::move(node));
     return kOk;
   }
   const uint64_t ticket = ++fake().tickets;
   if (!fake().deferred) {
-    body();
+    node.run();
     return kOk;
   }
-  fake().streams[stream].queue.push_back({ticket, 0, nullptr, std::move(body)});
+  auto run = [node = std::move(node)] { node.run(); };
+  fake().streams[stream].queue.push_back({ticket, 0, nullptr, std::move(run)});
   return kOk;
+}
+
+Result submit(void* stream, std::function<void()> body) {
+  return submit(stream, Node{.body = std::move(body)});
 }
 
 Result allocate(Pointer* out, size_t nbytes) {
@@ -205,7 +210,9 @@ Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void*
     std::string staged(static_cast<const char*>(src), nbytes);
     return submit(stream, [=] { std::memcpy(dst, staged.data(), staged.size()); });
   }
-  return submit(stream, [=] { std::memcpy(dst, src, nbytes); });
+  return submit(stream, Node{.body = [=] { std::memcpy(dst, src, nbytes); },
+                             .words = {reinterpret_cast<uintptr_t>(dst),
+                                       reinterpret_cast<uintptr_t>(src), nbytes}});
 }
 
 Side side_of(const void* p) { return on_device(p) ? Side::Device : Side::Host; }
@@ -265,12 +272,11 @@ FAKE void fake_cuda_unpin(void* p) {
   std::lock_guard lock(fake().mutex);
   fake().pinned.erase(reinterpret_cast<uintptr_t>(p));
 }
-FAKE void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument,
-                           void (*done)(void*)) {
+FAKE void fake_cuda_launch(void* stream, FakeKernel kernel, const void* arguments,
+                           size_t num_words) {
   std::lock_guard lock(fake().mutex);
   ++fake().counters.launches;
-  std::shared_ptr<void> held(argument, [=](void* p) {
-    if (done != nullptr) done(p);
-  });
-  submit(stream, [=] { kernel(held.get()); });
+  fake().kernels[reinterpret_cast<void*>(kernel)] = num_words;
+  const auto* words = static_cast<const uint64_t*>(arguments);
+  submit(stream, Node{.type = 0, .kernel = kernel, .words = {words, words + num_words}});
 }

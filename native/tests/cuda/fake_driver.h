@@ -44,8 +44,9 @@ void fake_cuda_defer(int deferred);
 void fake_cuda_pin(void* pointer, size_t nbytes);
 void fake_cuda_unpin(void* pointer);
 
-// A kernel: runs on the host, in stream order, when its stream gets to it; once for each launch of
-// a graph that recorded it. `done`, which may be null, gets the argument when it is needed no more.
-void fake_cuda_launch(void* stream, void (*kernel)(void*), void* argument, void (*done)(void*));
+// A kernel: runs on the host, in stream order, when its stream gets to it, on a copy of its
+// arguments, words of 8 bytes. A graph that recorded it tells them, and may be told others.
+typedef void (*FakeKernel)(void* arguments);
+void fake_cuda_launch(void* stream, FakeKernel kernel, const void* arguments, size_t num_words);
 
 }  // extern "C"

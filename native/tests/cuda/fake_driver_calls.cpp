@@ -370,25 +370,32 @@ FAKE Result cuModuleUnload(void* module) {
   --fake().counters.live_modules;
   return kOk;
 }
+namespace {
+// pteron's own kernel: dst, src, nbytes.
+void run_copy(void* arguments) {
+  auto* words = static_cast<uint64_t*>(arguments);
+  ++fake().counters.device_copies;
+  std::memcpy(pointer(words[0]), pointer(words[1]), words[2]);
+}
+
+// A kernel's arguments, which a copy must be able to use.
+Result take_arguments(Node& node, void** arguments, size_t count) {
+  node.words.resize(count);
+  for (size_t i = 0; i < count; ++i) std::memcpy(&node.words[i], arguments[i], 8);
+  if (node.kernel != run_copy) return kOk;
+  const bool good = inside(pointer(node.words[0]), node.words[2]) &&
+                    inside(pointer(node.words[1]), node.words[2]);
+  return good ? kOk : bad_pointer();
+}
+}  // namespace
+
 FAKE Result cuModuleGetFunction(void** out, void* module, const char* name) {
   ENTER(cuModuleGetFunction);
   *out = module;
-  if (std::strcmp(name, "pteron_copy") == 0) fake().copy_kernels.insert(module);
+  if (std::strcmp(name, "pteron_copy") == 0) *out = reinterpret_cast<void*>(run_copy);
   return kOk;
 }
 FAKE Result cuFuncSetAttribute(void*, int, int) { return kOk; }
-
-namespace {
-// What pteron's own kernel does with its arguments: dst, src, nbytes.
-Result copy_body(void** arguments, std::function<void()>& body) {
-  void* dst = pointer(*static_cast<Pointer*>(arguments[0]));
-  const void* src = pointer(*static_cast<Pointer*>(arguments[1]));
-  const auto nbytes = static_cast<size_t>(*static_cast<unsigned long long*>(arguments[2]));
-  if (!inside(dst, nbytes) || !inside(src, nbytes)) return bad_pointer();
-  body = [=] { std::memcpy(dst, src, nbytes); };
-  return kOk;
-}
-}  // namespace
 
 FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned,
                            unsigned, unsigned, void* stream, void** arguments, void**) {
@@ -396,10 +403,10 @@ FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigne
   NEED_CONTEXT();
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   ++fake().counters.launches;
-  if (!fake().copy_kernels.contains(function)) return kOk;
-  std::function<void()> body;
-  if (const Result result = copy_body(arguments, body); result != kOk) return result;
-  return submit(stream, body);
+  if (function != reinterpret_cast<void*>(run_copy)) return kOk;
+  Node node{.type = 0, .kernel = run_copy};
+  if (const Result wrong = take_arguments(node, arguments, 3); wrong != kOk) return wrong;
+  return submit(stream, std::move(node));
 }
 
 FAKE Result cuStreamBeginCapture_v2(void* stream, int) {
@@ -464,8 +471,50 @@ FAKE Result cuGraphExecKernelNodeSetParams(GraphExec* exec, const Node* which,
   ENTER(cuGraphExecKernelNodeSetParams);
   NEED_CONTEXT();
   Node* node = node_of(exec, which);
-  if (node == nullptr || !fake().copy_kernels.contains(kernel->function)) return kInvalidHandle;
-  return copy_body(kernel->arguments, node->body);
+  if (node == nullptr || reinterpret_cast<void*>(node->kernel) != kernel->function) {
+    return kInvalidHandle;
+  }
+  return take_arguments(*node, kernel->arguments, node->words.size());
+}
+FAKE Result cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
+  ENTER(cuGraphGetNodes);
+  if (!fake().graphs.contains(graph)) return kInvalidHandle;
+  size_t i = 0;
+  for (Node& node : graph->nodes) {
+    if (nodes != nullptr && i < *count) nodes[i] = &node;
+    ++i;
+  }
+  *count = i;
+  return kOk;
+}
+FAKE Result cuGraphNodeGetType(const Node* node, int* type) {
+  *type = node->type;
+  return kOk;
+}
+FAKE Result cuGraphKernelNodeGetParams(Node* node, KernelNode* kernel) {
+  if (node->kernel == nullptr) return kInvalidValue;
+  node->arguments.clear();
+  for (uint64_t& word : node->words) node->arguments.push_back(&word);
+  *kernel = {reinterpret_cast<void*>(node->kernel),
+             {1, 1, 1, 1, 1, 1, 0},
+             node->arguments.data(),
+             nullptr};
+  return kOk;
+}
+// Not as the real driver says it, but two that differ are told differently. Of fills nothing is.
+FAKE Result cuGraphMemcpyNodeGetParams(const Node* node, void* params) {
+  if (node->type != 1 || node->words.empty()) return kInvalidValue;
+  std::memcpy(params, node->words.data(), 8 * node->words.size());
+  return kOk;
+}
+FAKE Result cuGraphMemsetNodeGetParams(const Node*, void*) { return kInvalidValue; }
+FAKE Result cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
+  std::lock_guard lock(fake().mutex);
+  auto found = fake().kernels.find(function);
+  if (found == fake().kernels.end() || index >= found->second) return kInvalidValue;
+  *offset = 8 * index;
+  *size = 8;
+  return kOk;
 }
 FAKE Result cuGraphNodeSetEnabled(GraphExec* exec, const Node* which, unsigned enabled) {
   ENTER(cuGraphNodeSetEnabled);
@@ -481,7 +530,7 @@ FAKE Result cuGraphLaunch(GraphExec* exec, void* stream) {
   ++fake().counters.graph_launches;
   return submit(stream, [nodes = exec->nodes] {
     for (const Node& node : nodes) {
-      if (node.enabled) node.body();
+      if (node.enabled) node.run();
     }
   });
 }

@@ -44,7 +44,17 @@ struct Work {
 
 struct Node {
   bool enabled = true;
-  std::function<void()> body;
+  int type = 1;                // copy; 0: kernel, 2: fill
+  std::function<void()> body;  // of what is no kernel
+  FakeKernel kernel = nullptr;
+  std::vector<uint64_t> words;     // its arguments
+  std::vector<void*> arguments{};  // where they are, for who asks
+
+  void run() const {
+    if (kernel == nullptr) return body();
+    std::vector<uint64_t> copy = words;
+    kernel(copy.data());
+  }
 };
 
 // A graph is what a stream recorded. What a launch does is a copy of its nodes, made when it was
@@ -80,7 +90,7 @@ struct State {
   std::map<void*, int> modules;  // and their devices
   std::map<void*, int> pool_handles;
   std::map<int, uint64_t> device_waits;
-  std::set<void*> copy_kernels;  // functions
+  std::map<void*, size_t> kernels;  // and the number of their arguments
   std::set<Graph*> graphs;
   std::set<GraphExec*> graph_execs;
   std::map<std::string, std::pair<Result, int>> failures;
@@ -124,6 +134,8 @@ void run_everything();
 
 enum class Side { Host, Device };
 Side side_of(const void* p);
+// Does `node` on the stream now, or records it.
+Result submit(void* stream, Node node);
 Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void* stream);
 
 }  // namespace fake_cuda

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "fake_driver.h"
@@ -134,9 +135,10 @@ std::vector<int64_t> sizes_of(Tensor* t) {
 
 template <typename Kernel>
 void launch(void* stream, Kernel kernel) {
+  static_assert(std::is_trivially_copyable_v<Kernel> && sizeof(Kernel) % 8 == 0);
   fake_cuda_launch(
-      stream, [](void* argument) { (*static_cast<Kernel*>(argument))(); }, new Kernel(kernel),
-      [](void* argument) { delete static_cast<Kernel*>(argument); });
+      stream, [](void* arguments) { (*static_cast<Kernel*>(arguments))(); }, &kernel,
+      sizeof(Kernel) / 8);
 }
 
 void dense(const float* x, const float* w, const float* b, float* y, int64_t n, int64_t in,
