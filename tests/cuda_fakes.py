@@ -29,7 +29,6 @@ import pteron
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "native" / "tests" / "cuda"
 GOLDENS = ROOT / "tests" / "data" / "cuda" / "goldens.tar.xz"
-EXPORTS = GOLDENS.with_name("exports.tar.xz")  # without libraries of their own
 MODELS = {name: name for name in ("add", "muladd", "state", "mlp")} | {
     "undefined": "add",
     "absent": "add",
@@ -43,7 +42,8 @@ _NAMES = (
 COUNTERS = _NAMES.split()
 _PROGRAMS = (
     "add add_big add_big_devio add_devin add_devio add_devio_planned add_hostplan add_noio "
-    "add_noout mlp_dyn mlp_fp32 muladd_devio muladd_dyn muladd_noout state two_methods"
+    "add_noout mlp_devio mlp_dyn mlp_dyn_devio mlp_fp32 muladd_devio muladd_dyn muladd_noout state "
+    "state_devio two_methods add_1.2.0 mlp_1.2.0 mlp_1.3.1 mlp_1.4.1 state_1.2.0"
 )
 PROGRAMS = _PROGRAMS.split()
 OUT_OF_MEMORY = 2
@@ -218,9 +218,9 @@ def result_of_bits(dtype: str, array: Any) -> Any:
     return pteron._core.result_from_bytes(dtype, array.shape, array.tobytes())
 
 
-def unpack_goldens(folder: Path, source: Path = GOLDENS) -> Path:
+def unpack_goldens(folder: Path) -> Path:
     """Unpack all goldens into `folder`."""
-    with tarfile.open(source) as archive:
+    with tarfile.open(GOLDENS) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
         else:
@@ -263,7 +263,6 @@ def build(folder: Path) -> Path:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(build_model, MODELS.items()))
     goldens = unpack_goldens(folder / "goldens")
-    unpack_goldens(goldens, EXPORTS)
     fakes().main(goldens, folder, folder / "programs")
     return driver
 

@@ -36,7 +36,7 @@ def test_programs(golden: Goldens, name: str) -> None:
     method = program.load().load_method()
     for step in range(len(program.steps)):
         program.check(method.execute(program.place(method)), step)
-    if name == "state":
+    if len(program.steps) > 1:
         return
     program.check(method.execute(program.place(method)))
     zeros = [np.zeros_like(x) for x in program.inputs]

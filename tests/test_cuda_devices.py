@@ -19,9 +19,9 @@ import pteron
 from pteron import ExecuTorchResult, errors
 
 from_host = ExecuTorchResult.from_host
-ADD1 = "add1_devio_1.5.1"  # on cuda:1
-SUMS = "sums_devio_1.5.1"  # x + y on cuda:0, z + w on cuda:1
-HOST_SUMS = "sums_1.5.1"
+ADD1 = "add1_devio"  # on cuda:1
+SUMS = "sums_devio"  # x + y on cuda:0, z + w on cuda:1
+HOST_SUMS = "sums"
 
 
 @pytest.mark.parametrize("name", [ADD1, SUMS, HOST_SUMS])

@@ -242,9 +242,7 @@ def test_deletions(driver: FakeDriver, golden: Goldens) -> None:
     """Containers of three programs, two of each, go in every order and leave nothing."""
     gc.collect()
     before = driver.counters()
-    cuda_fakes.delete_in_every_order(
-        [golden(name) for name in ("add_devio", "mlp_fp32", "sums_1.5.1")]
-    )
+    cuda_fakes.delete_in_every_order([golden(name) for name in ("add_devio", "mlp_fp32", "sums")])
     gc.collect()
     lost = driver.since(before).keys()
     assert not lost & {"live_blocks", "live_bytes", "live_modules"}
