@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -49,6 +50,8 @@ _PROGRAMS = (
 )
 PROGRAMS = _PROGRAMS.split()
 OUT_OF_MEMORY = 2
+KEY = "here"  # what `with_variants` calls the library; other keys lead nowhere
+FALLBACK = 1  # a variant's flag
 
 
 class Counters(ctypes.Structure):
@@ -178,6 +181,29 @@ class Golden:
             return 0.0
         tf32 = self.name.startswith(("mlp", "conv", "two_methods"))
         return 2e-3 if tf32 else 1e-4
+
+
+def with_variants(program: bytes, variants: list[tuple[int, int, int, str]]) -> bytes:
+    """The program with an ETCUDAFQN0 payload of the same size, and its library renamed to fit.
+
+    A variant is (sm, PTX, flags, key). Keys are padded to what leaves the payload's size as it is.
+    """
+    at = program.index(b"ETCUDAFQN3")
+    (size,) = struct.unpack_from("<I", program, at + 10)
+    old = program[at + 14 : at + 14 + size]
+    length, rest = divmod(size, len(variants))
+    assert rest == 0
+    keys = [key.encode().ljust(length - 16, b"_") for *_, key in variants]
+    table = struct.pack("<I", len(variants))
+    for (sm, ptx, flags, _), key in zip(variants, keys, strict=True):
+        table += struct.pack("<4I", sm, ptx, flags, len(key)) + key
+    data = bytearray(program)
+    data[at : at + 14 + size] = b"ETCUDAFQN0" + table
+    name = program.index(old)  # the name of the entry, a string with its length in front
+    data[name - 4 : name + size] = struct.pack("<I", len(keys[0])) + KEY.encode().ljust(
+        length - 16, b"_"
+    ).ljust(size, b"\0")
+    return bytes(data)
 
 
 def delete_in_every_order(programs: list[Golden]) -> None:

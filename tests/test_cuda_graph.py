@@ -50,8 +50,14 @@ def test_programs(driver: FakeDriver, golden: Goldens, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "copies"),
-    [("add_devio", 0), ("add_devin", 0), ("mlp_devio", 0), ("muladd_devio", 0)]
-    + [("add_devio_planned", 3), ("add", 0)],
+    [
+        ("add_devio", 0),
+        ("add_devin", 0),
+        ("mlp_devio", 0),
+        ("muladd_devio", 0),
+        ("add_devio_planned", 3),
+        ("add", 0),
+    ],
 )
 def test_copies_on_the_device(driver: FakeDriver, golden: Goldens, name: str, copies: int) -> None:
     """Kernels use the caller's memory itself, unless the program has planned a place for it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
-from cuda_fakes import FakeDriver, Goldens
+from cuda_fakes import FALLBACK, KEY, FakeDriver, Goldens, with_variants
 
 from pteron import errors
 
@@ -41,32 +40,6 @@ def test_missing_blob(golden: Goldens, release: str, key: str) -> None:
 
 
 # Several libraries, newer than 1.5.1
-
-KEY = "here"  # what the library is called; other keys lead nowhere
-FALLBACK = 1
-
-
-def with_variants(program: bytes, variants: list[tuple[int, int, int, str]]) -> bytes:
-    """The program with an ETCUDAFQN0 payload of the same size, and its library renamed to fit.
-
-    A variant is (sm, PTX, flags, key). Keys are padded to what leaves the payload's size as it is.
-    """
-    at = program.index(b"ETCUDAFQN3")
-    (size,) = struct.unpack_from("<I", program, at + 10)
-    old = program[at + 14 : at + 14 + size]
-    length, rest = divmod(size, len(variants))
-    assert rest == 0
-    keys = [key.encode().ljust(length - 16, b"_") for *_, key in variants]
-    table = struct.pack("<I", len(variants))
-    for (sm, ptx, flags, _), key in zip(variants, keys, strict=True):
-        table += struct.pack("<4I", sm, ptx, flags, len(key)) + key
-    data = bytearray(program)
-    data[at : at + 14 + size] = b"ETCUDAFQN0" + table
-    name = program.index(old)  # the name of the entry, a string with its length in front
-    data[name - 4 : name + size] = struct.pack("<I", len(keys[0])) + KEY.encode().ljust(
-        length - 16, b"_"
-    ).ljust(size, b"\0")
-    return bytes(data)
 
 
 @pytest.mark.parametrize(

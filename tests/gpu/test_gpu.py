@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_fakes import Golden, golden_names, read_golden
+from cuda_fakes import KEY, Golden, golden_names, read_golden, with_variants
 
 import pteron
 from pteron import ExecuTorchResult, errors
@@ -78,6 +78,19 @@ def test_second_method(folder: Path) -> None:
     for _ in range(3):
         program.check(forward.execute(program.inputs))
         assert again.execute(program.inputs)[0].shape == (2, 16)
+
+
+def test_choice_of_library(folder: Path) -> None:
+    """Of several libraries in a program the one for this GPU runs, else there is an error."""
+    program = read_golden(folder / "mlp_devio")
+    major, minor = torch.cuda.get_device_capability()
+    here = 10 * major + minor
+    chosen = with_variants(program.data, [(here + 10, 0, 0, "newer"), (here, 0, 0, KEY)])
+    method = program.load(chosen).load_method()
+    program.check(method.execute(program.place(method)))
+    foreign = with_variants(program.data, [(here + 10, here + 10, 0, KEY)])
+    with pytest.raises(errors.ExecuTorchError, match=rf"no code for this GPU \(sm_{here}\)"):
+        program.load(foreign).load_method()
 
 
 def test_dynamic_shapes(folder: Path) -> None:

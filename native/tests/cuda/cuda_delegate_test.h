@@ -36,7 +36,8 @@ inline void expect_close(const std::string& name, const std::vector<HostTensor>&
 inline std::vector<std::string> program_names() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(programs_folder)) {
-    names.push_back(entry.path().filename());
+    const std::string name = entry.path().filename();
+    if (!needs_two_devices(name)) names.push_back(name);
   }
   std::sort(names.begin(), names.end());
   return names;

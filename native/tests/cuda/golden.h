@@ -102,6 +102,11 @@ inline double difference(const HostTensor& got, const HostTensor& expected) {
   return worst == 0 ? 0 : worst / std::max(largest, 1e-30);
 }
 
+// This test's runner puts everything on the first device.
+inline bool needs_two_devices(const std::string& name) {
+  return name.starts_with("add1") || name.starts_with("sums");
+}
+
 inline double tolerance(const std::string& name, int dtype) {
   if (dtype == static_cast<int>(DType::BFloat16) || dtype == static_cast<int>(DType::Float16)) {
     return 2e-2;
