@@ -65,9 +65,11 @@ def script(tmp_path: Path, code: str) -> str:
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+untracked = pytest.mark.not_under("tsan", reason="it adds a thread and mixes up those of children")
 
 
 @needs_fork
+@untracked
 def test_fork_before_use(tmp_path: Path) -> None:
     """Parent and children each start to use pteron after the fork."""
     code = """
@@ -80,6 +82,7 @@ print(in_child(work), work(), in_child(work))
 
 
 @needs_fork
+@untracked
 def test_fork_after_use(tmp_path: Path) -> None:
     """A child runs the parent's methods and new ones, with as many threads; its own child too."""
     code = """
@@ -242,6 +245,7 @@ print("done")
             assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.not_under("asan", reason="LeakSanitizer cannot look at a thread that is being ended")
 @pytest.mark.parametrize(
     "place",
     [
