@@ -10,7 +10,7 @@ PEERS := .venv-peers/bin
 CXX_FILES := $(shell git ls-files -co --exclude-standard 'native/*.h' 'native/*.cpp' 'benchmarks/*.cpp')
 PY_FOLDERS := src cmake tests benchmarks examples
 
-.PHONY: help demo test test-native test-peers test-numpy1 \
+.PHONY: help demo test test-native asan ubsan tsan test-peers test-numpy1 \
 	test-gpu bench-gpu fuzz stress conformance lint format stub bench clean
 
 help:  ## Show this list
@@ -46,8 +46,12 @@ help:  ## Show this list
 demo: .venv/pteron  ## Classify handwritten digits with pteron
 	$(VENV)/python examples/digits/classify.py
 
+# Python's development mode, for which the extension tells at the end what outlived it: words on
+# stderr fail the run.
 test: .venv/tools  ## Run the tests that need neither torch nor executorch
-	$(VENV)/python -m pytest --ignore tests/peers --ignore tests/gpu
+	@mkdir -p build
+	$(VENV)/python -X dev -m pytest --ignore tests/peers --ignore tests/gpu 2> build/test.err; \
+		status=$$?; cat build/test.err >&2; [ $$status = 0 ] && [ ! -s build/test.err ]
 
 # Configures and builds the native code and its tests in build/<target>.
 define build-native
@@ -60,6 +64,18 @@ endef
 test-native: .venv/native  ## Build and run the C++ tests
 	$(call build-native)
 	$(VENV)/ctest --test-dir build/$@ --output-on-failure
+
+asan: .venv/native  ## Run the C++ and the Python tests with AddressSanitizer
+	$(call build-native,-DPTERON_SANITIZE=address)
+	.ci/sanitize $@ $(VENV)
+
+ubsan: .venv/native  ## Run them with UndefinedBehaviorSanitizer
+	$(call build-native,-DPTERON_SANITIZE=undefined)
+	.ci/sanitize $@ $(VENV)
+
+tsan: .venv/native  ## Run them with ThreadSanitizer
+	$(call build-native,-DPTERON_SANITIZE=thread)
+	.ci/sanitize $@ $(VENV)
 
 test-peers: .venv-peers/pteron conformance  ## Compare with torch, JAX and the official bindings
 	$(PEERS)/python -m pytest tests/peers

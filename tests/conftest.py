@@ -7,6 +7,7 @@ array cannot: ``__bfloat16`` bits, ``__scalar`` a Python number, ``__none`` None
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,6 +84,13 @@ def _value(array: Any, suffix: str) -> Any:
     if suffix:
         return _core.result_from_bytes(suffix, array.shape, array.tobytes())
     return array
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot run under the sanitizer in use."""
+    for mark in item.iter_markers("not_under"):
+        if os.environ.get("PTERON_SANITIZER") in mark.args:
+            pytest.skip(mark.kwargs["reason"])
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +45,31 @@ def in_child(work):
     return os.waitpid(child, 0)[1]
 """
 
+# The builds of `.ci/sanitize`, in which nanobind aborts if something outlives the interpreter.
+SANITIZED = "PTERON_SANITIZER" in os.environ
 
-def script(tmp_path: Path, code: str) -> str:
-    """Run `code` after `PRELUDE` in a new process; it must end well and say nothing on stderr."""
+
+def run(tmp_path: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` after `PRELUDE` in a new process."""
     file = tmp_path / "script.py"
     file.write_text(PRELUDE + code)
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", file]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    command = [sys.executable, *options, "-W", "ignore::DeprecationWarning", file]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def script(tmp_path: Path, code: str) -> str:
+    """What it printed; it must end well, and in development mode report nothing, as of leaks."""
+    done = run(tmp_path, code, "-X", "dev")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+untracked = pytest.mark.not_under("tsan", reason="it adds a thread and mixes up those of children")
 
 
 @needs_fork
+@untracked
 def test_fork_before_use(tmp_path: Path) -> None:
     """Parent and children each start to use pteron after the fork."""
     code = """
@@ -71,6 +82,7 @@ print(in_child(work), work(), in_child(work))
 
 
 @needs_fork
+@untracked
 def test_fork_after_use(tmp_path: Path) -> None:
     """A child runs the parent's methods and new ones, with as many threads; its own child too."""
     code = """
@@ -268,7 +280,7 @@ def test_exit_with_everything_alive(tmp_path: Path) -> None:
 
 
 def test_exit_with_running_threads(tmp_path: Path) -> None:
-    """The interpreter ends while daemon threads load and run methods."""
+    """The interpreter ends while daemon threads load and run methods; nobody reads about it."""
     code = """
 def loop(name):
     while True:
@@ -281,7 +293,61 @@ time.sleep(0.05)
 print("done")
 """
     for _ in range(5):
-        assert script(tmp_path, ALIVE + code) == "done\n"
+        done = run(tmp_path, ALIVE + code)
+        assert done.stdout == "done\n"
+        if done.returncode != -signal.SIGABRT or not SANITIZED:  # what threads hold is never freed
+            assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.not_under("asan", reason="LeakSanitizer cannot look at a thread that is being ended")
+@pytest.mark.parametrize(
+    "place",
+    [
+        "method('to_float8')(x)",
+        "method('add').set_inputs([Slow(), x])",
+        "method('add')(Slow(), x)",
+    ],
+)
+def test_exit_with_a_thread_in_python(tmp_path: Path, place: str) -> None:
+    """The interpreter ends a thread in Python code that the binding called, wherever it did."""
+    code = f"""
+import logging
+x = np.ones((2, 2), np.float32)
+started = threading.Event()
+def slow(*args, **kwargs):
+    started.set()
+    time.sleep(0.2)
+    return 1
+class Slow:
+    __array__ = slow
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+sys.modules["late"] = Late()  # deleted late, when threads are ended
+class Handler(logging.Handler):
+    handle = slow
+logging.getLogger("pteron.native").addHandler(Handler())
+def work():
+    {place}
+threading.Thread(target=work, daemon=True).start()
+assert started.wait(20)
+"""
+    done = run(tmp_path, code)
+    if done.returncode != -signal.SIGABRT or not SANITIZED:
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="nothing is counted")
+def test_leaks_are_reported(tmp_path: Path) -> None:
+    """What outlives the interpreter is told in development mode, and only there."""
+    code = """
+import ctypes
+program = pteron.load(DATA / "add.pte")
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(program._open))
+"""
+    assert "leaked instance" in run(tmp_path, code, "-X", "dev").stderr
+    done = run(tmp_path, code)
+    assert done.returncode == -signal.SIGABRT if SANITIZED else done.stderr == ""
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["cold", "after the main interpreter"])

@@ -197,6 +197,7 @@ class TestETDump:
             program.write_etdump_result_to_file(tmp_path / "a.etdp", tmp_path / "a.bin")
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.not_under("asan", "tsan", reason="they end the process where memory is short")
     @pytest.mark.parametrize("size", [2**50, 2**63, 2**80])
     def test_buffer_absurdly_large(self, size: int) -> None:
         """X8: no memory is an error of its own."""

@@ -13,10 +13,15 @@ using namespace pteron::python;
 
 NB_MODULE(core_of_main, m) {
   m.doc() = "The native part of pteron: the ExecuTorch runtime, its values and its errors.";
+#ifndef NB_ABORT_ON_LEAK
+  // What outlives the interpreter, as all that a daemon thread holds, is news for developers only.
+  nb::set_leak_warnings(nb::cast<bool>(nb::module_::import_("sys").attr("flags").attr("dev_mode")));
+#endif
   pteron::install_platform_hooks();
   pteron::install_fork_handlers();
   pteron::configure_backends();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    stay_if_thread_ends();
     try {
       std::rethrow_exception(error);
     } catch (const pteron::Error& e) {

@@ -26,14 +26,16 @@ std::shared_ptr<void> hold(Py_buffer* view) {
 #else
             const bool finalizing = !Py_IsInitialized();
 #endif
-            if (finalizing) return;      // leaked: there is no interpreter to give it back to
+            // When the interpreter ends, only the thread that ends it can still give it back.
+            const bool ours = PyGILState_GetThisThreadState() != nullptr && PyGILState_Check() == 1;
+            if (finalizing && !ours) return;
             const OutOfRuntime outside;  // a thread that forks has the GIL and waits for this one
             try {
               const PyGILState_STATE state = PyGILState_Ensure();
               PyBuffer_Release(held);
               PyMem_RawFree(held);
               PyGILState_Release(state);
-            } catch (const ThreadEnds&) {
+            } catch (...) {
               stay_until_exit();
             }
           }};

@@ -3,7 +3,6 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <exception>
@@ -84,11 +83,10 @@ void drain_log() noexcept;
 [[noreturn]] inline void stay_until_exit() noexcept {
   for (;;) pause();
 }
-#ifdef __GLIBCXX__
-using ThreadEnds = abi::__forced_unwind;
-#else
-struct ThreadEnds {};  // nothing is thrown
-#endif
+// For handlers of everything: what unwinds then is no exception of C++.
+inline void stay_if_thread_ends() noexcept {
+  if (std::current_exception() == nullptr) stay_until_exit();
+}
 
 // Runs the body of a C API function: keeps the runtime's reasons, turns exceptions into Python's,
 // passes the log on. `failed` is what the function returns with an error set.
@@ -99,8 +97,6 @@ Result entry(Result failed, Body body) noexcept {
     CallScope scope;
     try {
       result = body();
-    } catch (const ThreadEnds&) {
-      stay_until_exit();
     } catch (...) {
       set_python_error();
     }
@@ -127,7 +123,7 @@ class NoGil {
     ~Released() {
       try {
         PyEval_RestoreThread(state);
-      } catch (const ThreadEnds&) {
+      } catch (...) {
         stay_until_exit();
       }
     }
