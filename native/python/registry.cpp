@@ -62,8 +62,6 @@ void bind_registry(nb::module_& m) {
   m.def("set_memory_limit", set_memory_limit, "nbytes"_a);
   m.def("default_memory_limit", default_memory_limit, "root"_a = "",
         "Bytes of the machine or of the control group; `root` stands before the system's paths.");
-  m.def("set_leak_warnings", nb::set_leak_warnings, "on"_a,
-        "Whether objects that are left when the interpreter ends are reported.");
   m.def(
       "set_fork_patience",
       [](double seconds) {

@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import atexit as _atexit
 import os as _os
-import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from pteron import _core, errors
@@ -118,15 +116,6 @@ def _set_num_threads() -> None:
         raise errors.ArgumentError(f"{variable} is {value!r}: {error}") from None
 
 
-def _at_exit() -> None:
-    """What daemon threads hold is never given back: no reason for a report of leaks."""
-    if len(_sys._current_frames()) > 1:
-        _core.set_leak_warnings(False)
-
-
 _set_output_mode()
 _set_memory_limit()
 _set_num_threads()
-_atexit.register(_at_exit)
-if hasattr(_os, "register_at_fork"):  # nor is what threads hold that a child does not have
-    _os.register_at_fork(after_in_child=lambda: _core.set_leak_warnings(False))

@@ -511,9 +511,6 @@ def default_memory_limit(root: str = '') -> int:
     Bytes of the machine or of the control group; `root` stands before the system's paths.
     """
 
-def set_leak_warnings(on: bool) -> None:
-    """Whether objects that are left when the interpreter ends are reported."""
-
 def set_fork_patience(seconds: float) -> None:
     """How long fork() waits for runs of other threads to end."""
 
