@@ -309,6 +309,8 @@ def main() -> int:
         numbers = range(given.mutants) if given.number is None else [given.number]
         for number in numbers:
             fuzzer.one(number, given.only)
+    except KeyboardInterrupt:  # what there is so far
+        pass
     finally:
         for file in fuzzer.folder.iterdir():
             file.unlink()
