@@ -44,7 +44,7 @@ class Row:
     def __str__(self) -> str:
         """A line of the table."""
         return (
-            f"{self.name:34} {self.peer:24} {_scaled(self.ours, self.unit):>10} "
+            f"{self.name:40} {self.peer:24} {_scaled(self.ours, self.unit):>10} "
             f"{_scaled(self.theirs, self.unit):>10}   {self.ratio:6.3f}  "
             f"({self.low:.3f} to {self.high:.3f})"
         )
@@ -192,6 +192,27 @@ def program_rows() -> list[Row]:
     return rows
 
 
+def check_rows() -> list[Row]:
+    """The check of a file's structure, as a share of the load that begins with it."""
+    import pteron
+    from pteron import _core
+
+    def share(name: str, path: Path) -> Row:
+        data = path.read_bytes()
+        return compare(
+            f"check of {name} in its load",
+            "the load, in pteron",
+            lambda: _core.check_program(data),
+            lambda: pteron.load(path).load_method(),
+        )
+
+    rows = [share("add", DATA / "add.pte")]
+    for suffix, label in (("_xnnpack", ", XNNPACK"), ("", "")):
+        path = efficientnet() / f"efficientnet_lite0{suffix}.pte"
+        rows.append(share(f"EfficientNet{label}", path))
+    return rows
+
+
 def value_rows() -> list[Row]:
     """One value on its way in or out, above the bare call: bench_values.py says how."""
     import bench_values
@@ -224,9 +245,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     args = parser.parse_args()
-    print(f"{'work':34} {'peer':24} {'pteron':>10} {'peer':>10}    ratio  (10 to 90 %)", flush=True)
+    print(f"{'work':40} {'peer':24} {'pteron':>10} {'peer':>10}    ratio  (10 to 90 %)", flush=True)
     rows = []
-    for measure in (cold_rows, program_rows, value_rows):
+    for measure in (cold_rows, program_rows, check_rows, value_rows):
         for result in measure():
             print(result, flush=True)
             rows.append(asdict(result))

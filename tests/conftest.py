@@ -22,6 +22,8 @@ import pteron
 from pteron import _core
 
 DATA = Path(__file__).parent / "data"
+# XNNPACK quantizes what comes in with a rounding of its own.
+ROUNDED = ("mlp_qd8_xnnpack", "linear_qb4_xnnpack")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Fixture:
                 assert got.tobytes() == want.tobytes()
             elif isinstance(want, np.ndarray):
                 assert (got.dtype, got.shape) == (want.dtype.name, want.shape)
-                np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
+                atol = 5e-3 if self.name in ROUNDED else 1e-6
+                np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=atol)
             else:
                 assert (type(got), got) == (type(want), want)
 

@@ -238,6 +238,20 @@ class _Writer:
         return "I" if kind in self.schema else kind
 
 
+def edit(tree: Any, path: str, value: Any) -> None:
+    """Put `value` at a place like "plans.0.name"; `...` takes away, "plans+" appends."""
+    *steps, last = path.rstrip("+").split(".")
+    for step in steps:
+        tree = tree[int(step) if isinstance(tree, list) else step]
+    key = int(last) if isinstance(tree, list) else last
+    if path.endswith("+"):
+        tree.setdefault(key, []).append(value)
+    elif value is ...:
+        del tree[key]
+    else:
+        tree[key] = value
+
+
 @dataclass
 class File:
     """A file of one of the formats: what its flatbuffer says and the bytes of its segments.
@@ -285,18 +299,8 @@ class File:
         return bytes(out) + self.rest
 
     def edit(self, path: str, value: Any) -> None:
-        """Put `value` at a place like "plans.0.name"; `...` takes away, "plans+" appends."""
-        *steps, last = path.rstrip("+").split(".")
-        at: Any = self.tree
-        for step in steps:
-            at = at[int(step) if isinstance(at, list) else step]
-        key = int(last) if isinstance(at, list) else last
-        if path.endswith("+"):
-            at.setdefault(key, []).append(value)
-        elif value is ...:
-            del at[key]
-        else:
-            at[key] = value
+        """`edit` of its tree."""
+        edit(self.tree, path, value)
 
     @property
     def payload(self) -> Payload:

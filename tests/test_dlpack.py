@@ -320,6 +320,11 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "negative size, no elements": ({"shape": (0, -2)}, "has a negative size, -2"),
     "product overflows": (OVERFLOW, "a shape that no memory can hold"),
     "bytes overflow": ({"shape": (2**31, 2**31)}, "a shape that no memory can hold"),
+    "strides overflow": ({"strides": (2**62, 1)}, "strides or an offset that lead out of any"),
+    "strides add up": ({"strides": (2**60, 2**60)}, "strides or an offset that lead out of any"),
+    "strides backwards": ({"strides": (-(2**50), 1)}, "strides or an offset that lead out of any"),
+    "offset wraps": ({"byte_offset": 2**64 - 8}, "strides or an offset that lead out of any"),
+    "offset outside": ({"byte_offset": 2**63}, "strides or an offset that lead out of any"),
     "no data": ({"data": None}, "has no memory"),
     "unknown code": ({"code": 99}, "has DLPack dtype code 99, 32 bits, 1 lanes"),
     "code 255": ({"code": 255, "bits": 8}, "has DLPack dtype code 255, 8 bits"),
@@ -329,6 +334,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "major 2": ({"major": 2}, "is a tensor of DLPack 2.1, and only version 1 is known"),
     "major 0": ({"major": 0}, "is a tensor of DLPack 0.1"),
     "on a GPU": ({"device_type": CUDA, "data": 64}, "is on device cuda:0, expected on device cpu"),
+    "GPU 256": ({"device_type": CUDA, "device_id": 256}, "is on CUDA device 256, and only 0 to"),
+    "GPU -1": ({"device_type": CUDA, "device_id": -1}, "is on CUDA device -1, and only 0 to 127"),
     "on something": ({"device_type": 8}, "is on DLPack device type 8"),
 }
 

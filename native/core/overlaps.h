@@ -31,6 +31,7 @@ class Lowest {
   // `number` gives each region's number; those that are kNone do not count.
   template <typename Number>
   Lowest(std::span<const Region> regions, const Number& number) {
+    starts_.reserve(2 * regions.size());
     for (const Region& region : regions) {
       starts_.emplace_back(region.memory_id, region.begin);
       starts_.emplace_back(region.memory_id, region.end);

@@ -148,18 +148,21 @@ void check_payloads(const MethodSpec& spec, const std::string& name, const DataS
 Program::Program() : shared_state_(std::make_unique<SharedState>()) {}
 Program::~Program() = default;
 
+ProgramFile Program::read_file(DataSource& source, const std::string& name) {
+  const auto head = source.pin_head(rt::Program::kMinHeadBytes, name);
+  const uint64_t size = ProgramFile::flatbuffer_size(head, source.file_size(), name);
+  return ProgramFile::parse(
+      source.pin_head(size, name), source.file_size(), name,
+      [&](uint64_t offset, std::span<std::byte> into) { return source.read_at(offset, into); });
+}
+
 std::shared_ptr<Program> Program::load(NamedSource program, std::vector<NamedSource> data,
                                        const LoadOptions& options) {
   std::shared_ptr<Program> self(new Program);
   self->name_ = std::move(program.name);
   self->source_ = std::move(program.source);
   DataSource& source = *self->source_;
-
-  const auto head = source.pin_head(rt::Program::kMinHeadBytes, self->name_);
-  const uint64_t size = ProgramFile::flatbuffer_size(head, source.file_size(), self->name_);
-  self->file_ = ProgramFile::parse(
-      source.pin_head(size, self->name_), source.file_size(), self->name_,
-      [&](uint64_t offset, std::span<std::byte> into) { return source.read_at(offset, into); });
+  self->file_ = read_file(source, self->name_);
 
   const auto verification = options.verification == Verification::Minimal
                                 ? rt::Program::Verification::Minimal

@@ -42,6 +42,10 @@ class Program : public std::enable_shared_from_this<Program> {
                                        const LoadOptions& options);
   ~Program();
 
+  // What load() begins with: reads and checks the structure, which `source` keeps from then on.
+  // Throws Error{InvalidProgram, FileAccess}.
+  static ProgramFile read_file(DataSource& source, const std::string& name);
+
   const std::string& name() const noexcept { return name_; }
   const ProgramFile& file() const noexcept { return file_; }
 

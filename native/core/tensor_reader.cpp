@@ -39,6 +39,8 @@ void read_shape(const Table& table, TensorSpec& tensor, const Place& place) {
     place.fail("its dim order names " + std::to_string(order.size()) + " axes of " +
                std::to_string(sizes.size()));
   }
+  tensor.sizes.reserve(sizes.size());
+  tensor.dim_order.reserve(sizes.size());
   uint32_t seen = 0;
   // Strides count an axis of size 0 as 1, so they can overflow where the size does not.
   uint64_t span = itemsize(tensor.dtype);

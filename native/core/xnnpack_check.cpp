@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memory_limit.h"
+#include "xnnpack_nodes.h"
 
 namespace pteron {
 namespace {
@@ -35,18 +36,28 @@ constexpr Field kFlags{5, "flags"}, kId{6, "id_out"};
 constexpr Field kScale{0, "scale"}, kChannel{1, "channel_dim"};
 constexpr Field kChannelBuffer{2, "scale_buffer_idx"};
 constexpr Field kGroupSize{2, "group_size"}, kGroupBuffer{4, "scale_buffer_idx"};
-constexpr uint8_t kQuantized = 2, kPerChannel = 1, kPerGroup = 4;
-constexpr uint32_t kTransposed = 1;    // XNN_FLAG_TRANSPOSE_WEIGHTS
-constexpr uint32_t kExternal = 1 | 2;  // XNN_VALUE_FLAG_EXTERNAL_INPUT, _OUTPUT
+constexpr Field kRowDims{0, "num_nonbatch_dims"};
+constexpr uint8_t kQuantized = 2, kPerChannel = 1, kPerTensor = 2, kPerToken = 3, kPerGroup = 4;
+constexpr uint32_t kTransposed = 1;                        // XNN_FLAG_TRANSPOSE_WEIGHTS
+constexpr uint32_t kExternalInput = 1, kExternal = 1 | 2;  // XNN_VALUE_FLAG_EXTERNAL_INPUT, _OUTPUT
 
-// Bits of an element, by XNNDatatype.
-constexpr uint8_t kBits[] = {0, 32, 16, 8, 8, 32, 8, 32, 4, 8, 4, 8, 32, 32, 16};
+// Bits of an element and how it is quantized (a number of XNNQuantParams, or not), by XNNDatatype.
+struct Datatype {
+  uint8_t bits;
+  uint8_t quantized;
+};
+constexpr Datatype kDatatypes[] = {
+    {0, 0},           {32, 0},          {16, 0},           {8, kPerTensor},  {8, kPerTensor},
+    {32, kPerTensor}, {8, kPerChannel}, {32, kPerChannel}, {4, kPerChannel}, {8, kPerToken},
+    {4, kPerGroup},   {8, kPerToken},   {32, 0},           {32, 0},          {16, 0},
+};
 
 struct Value {
   std::vector<uint32_t> dims;
   bool constant = false;
   bool external = false;
-  uint64_t numel = 1;  // UINT64_MAX: more than there can be
+  bool filled = false;  // an input of the graph, or written by a node that was looked at
+  uint64_t numel = 1;   // UINT64_MAX: more than there can be
 };
 
 uint64_t times(uint64_t a, uint64_t b) {
@@ -120,12 +131,13 @@ class Check {
       value.numel = times(value.numel, dims[d]);
     }
     const auto type = tensor.get<int16_t>(kDatatype);
-    if (type <= 0 || static_cast<size_t>(type) >= std::size(kBits)) {
+    if (type <= 0 || static_cast<size_t>(type) >= std::size(kDatatypes)) {
       fail(name + " is of the unknown type " + std::to_string(type));
     }
     const auto index = tensor.get<uint32_t>(kConstant);
     value.constant = index != 0;
     value.external = (tensor.get<uint32_t>(kFlags) & kExternal) != 0;
+    value.filled = (tensor.get<uint32_t>(kFlags) & kExternalInput) != 0;
     const auto position = tensor.get<uint32_t>(kExternalId);
     if (value.external != (position != UINT32_MAX) || (value.external && value.constant)) {
       fail(name + " is an argument and is none");
@@ -134,7 +146,10 @@ class Check {
       if (position >= root_.get<uint32_t>(kNumExternals)) fail(name + " is an unknown argument");
       if (!arguments_.insert(position).second) fail(name + " is the argument of another");
     }
-    const uint64_t bits = times(value.numel, kBits[type]);
+    if (kDatatypes[type].quantized != (quantized ? content.get<uint8_t>(kQuantType) : 0)) {
+      fail(name + " is of the type " + std::to_string(type) + ", which is quantized otherwise");
+    }
+    const uint64_t bits = times(value.numel, kDatatypes[type].bits);
     const uint64_t nbytes = bits / 8 + (bits % 8 != 0);
     if (value.constant) {
       require(constant_nbytes(index, name), nbytes, name + ", in bytes,");
@@ -149,9 +164,12 @@ class Check {
 
   void check_scales(const Table& content, const Value& value, const std::string& name) const {
     const auto kind = content.get<uint8_t>(kQuantType);
-    if (kind != kPerChannel && kind != kPerGroup) return;
     const Table scales = content.table(kQuant);
     if (!scales.present()) fail(name + " has no scales");
+    if (kind == kPerToken && scales.get<uint32_t>(kRowDims) > value.dims.size()) {
+      fail(name + " has rows of more dimensions than it has");
+    }
+    if (kind != kPerChannel && kind != kPerGroup) return;
     const auto channel = static_cast<uint32_t>(scales.get<int32_t>(kChannel));
     if (channel >= value.dims.size()) fail(name + " has its scales along no dimension");
     uint64_t needs = value.dims[channel];
@@ -160,6 +178,7 @@ class Check {
       const auto group = scales.get<int32_t>(kGroupSize);
       if (group <= 0) fail(name + " has groups of " + std::to_string(group));
       const uint64_t along = needs == 0 ? 0 : value.numel / needs;
+      if (along % static_cast<uint64_t>(group) != 0) fail(name + " has a part of a group");
       needs = times(needs, along / static_cast<uint64_t>(group));
       width = 2;  // bfloat16
     }
@@ -186,21 +205,61 @@ class Check {
     return found == values_.end() ? nullptr : &found->second;  // XNNPACK refuses unknown ids
   }
 
-  void check_output(uint32_t id, const std::string& name) {
-    const auto found = values_.find(id);
+  // Every value is written once and before it is read: XNNPACK follows from readers to writers.
+  void check_flow(const Table& node, uint8_t type, const std::string& name) {
+    if (type >= std::size(xnnpack::kNodeKinds)) return;  // XNNPACK does not know it either
+    const xnnpack::NodeKind kind = xnnpack::kNodeKinds[type];
+    for (uint8_t i = 0; i < kind.inputs; ++i) {
+      check_input(node, static_cast<uint8_t>(kind.input + i), name);
+    }
+    if (type == xnnpack::kConcatenate5) check_input(node, xnnpack::kFifth, name);
+    check_output(node, kind.output, name);
+    if (type == xnnpack::kArgMaxPool) check_output(node, xnnpack::kArgMaxIndex, name);
+  }
+
+  void check_input(const Table& node, uint8_t slot, const std::string& name) const {
+    const Value* value = find(node, slot);
+    if (value == nullptr || value->constant || value->filled) return;
+    fail("an input" + name + " is not there yet");
+  }
+
+  void check_output(const Table& node, uint8_t slot, const std::string& name) {
+    const auto found = values_.find(node.get<uint32_t>({slot, "value"}));
     if (found == values_.end()) return;
     if (found->second.constant) fail("the output" + name + " is a constant");
-    if (!written_.insert(id).second) fail("the output" + name + " is that of another");
+    if (found->second.filled) fail("the output" + name + " is that of another");
+    found->second.filled = true;
+  }
+
+  // Lists that XNNPACK reads as many numbers of as it has axes.
+  void check_lists(const Table& node, uint8_t type, const std::string& name) const {
+    using namespace xnnpack;
+    size_t lists = 0, first = 1;
+    if (type == kTranspose || type == kReshape) lists = 1;
+    if (type == kSlice) lists = 2;
+    if (type == kPad) lists = 2, first = 0;
+    for (size_t i = first; i < first + lists; ++i) {
+      const Value* input = type == kPad ? find(node, 3) : nullptr;
+      if (type == kPad && input == nullptr) continue;
+      const size_t rank =
+          input != nullptr ? input->dims.size() : node.get<uint32_t>({0, "num_dims"});
+      const auto numbers = node.unvisited<uint32_t>({static_cast<uint16_t>(i), "dims"});
+      if (numbers.size() != rank) {
+        fail("a list" + name + " has " + std::to_string(numbers.size()) + " numbers for " +
+             std::to_string(rank) + " axes");
+      }
+    }
   }
 
   void check_node(const Table& entry, uint32_t i) {
-    constexpr uint8_t kFullyConnected = 2, kConv = 7, kDepthwiseConv = 13, kTransposedConv = 39;
+    using namespace xnnpack;
     const std::string name = " of node " + std::to_string(i);
     const auto type = entry.get<uint8_t>(kUnionType);
     const Table node = entry.table(kUnion);
     if (type == 0 || !node.present()) fail("node " + std::to_string(i) + " is missing");
+    check_lists(node, type, name);
+    check_flow(node, type, name);
     if (type == kFullyConnected) {
-      check_output(node.get<uint32_t>({3, "output_id"}), name);
       const Value* filter = find(node, 1);
       if (filter == nullptr || !filter->constant) return;
       if (filter->dims.size() != 2) fail("the filter" + name + " is no matrix");
@@ -210,7 +269,6 @@ class Check {
       const auto number = [&](uint16_t slot) -> uint64_t {
         return node.get<uint32_t>({slot, "size"});
       };
-      check_output(node.get<uint32_t>({18, "output_id"}), name);
       const uint64_t kernel = times(number(4), number(5));
       const uint64_t outputs = times(number(11), number(12));
       const uint64_t inputs = type == kDepthwiseConv ? 1 : number(10);
@@ -236,7 +294,6 @@ class Check {
   std::vector<uint64_t> constants_;
   std::unordered_map<uint32_t, Value> values_;
   std::unordered_set<uint32_t> arguments_;  // positions
-  std::unordered_set<uint32_t> written_;    // by nodes of the kinds that are checked
 };
 
 }  // namespace

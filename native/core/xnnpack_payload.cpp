@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flatbuffer.h"
+#include "xnnpack_nodes.h"
 
 namespace pteron {
 namespace {
@@ -29,20 +30,6 @@ constexpr Field kId{6, "id_out"};
 constexpr uint8_t kQuantized = 2;
 constexpr uint32_t kExternalOutput = 2;
 constexpr uint32_t kInvalidId = UINT32_MAX;
-
-// The field that names the value which a node writes, by the node's type in XNodeUnion.
-constexpr uint16_t kOutputSlots[] = {
-    0,                       // none
-    2,  3,  1, 1, 3,  1,     // add, fully connected, softmax, sigmoid, transpose, clamp
-    18, 2,  3, 4, 11, 2,     // conv, div, resize, pad, average pool, minimum
-    18, 11, 2, 2, 1,  1,     // depthwise conv, max pool, multiply, subtract, floor, convert
-    1,  3,  7, 1, 1,  1,     // global pool, reshape, argmax pool, sqrt, ceiling, hardswish
-    2,  2,  1, 1, 2,  1, 2,  // leaky relu, maximum, negate, square, elu, abs, prelu
-    5,  5,  5, 4, 5,  2, 5,  // three concatenates, slice, attention, matmul, concatenate
-    18, 1,  1, 1, 1,  1,     // transposed conv, reciprocal sqrt, log, gelu, tanh, exp
-    1,  1,  1,               // sin, copy, cos
-};
-constexpr uint8_t kArgMaxPool = 21;  // also writes the field after
 
 // The graph without the weights. Old payloads are one flatbuffer with the weights inside.
 std::vector<std::byte> read_graph(uint64_t offset, uint64_t nbytes, const ReadAt& read) {
@@ -77,14 +64,13 @@ bool writes_input(const Table& root, const std::vector<uint32_t>& inputs) {
     const Table node = root.element(nodes, i);
     const auto type = node.get<uint8_t>(kUnionType);
     const Table content = node.table(kUnion);
-    if (type == 0 || type >= std::size(kOutputSlots) || !content.present()) return true;
+    if (type == 0 || type >= std::size(xnnpack::kNodeKinds) || !content.present()) return true;
     const auto writes = [&](uint16_t slot) {
       const auto id = content.get<uint32_t>({slot, "output_id"});
       return std::binary_search(inputs.begin(), inputs.end(), id);
     };
-    const uint16_t slot = kOutputSlots[type];
-    if (writes(slot)) return true;
-    if (type == kArgMaxPool && writes(static_cast<uint16_t>(slot + 1))) return true;
+    if (writes(xnnpack::kNodeKinds[type].output)) return true;
+    if (type == xnnpack::kArgMaxPool && writes(xnnpack::kArgMaxIndex)) return true;
   }
   return false;
 }

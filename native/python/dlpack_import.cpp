@@ -14,6 +14,10 @@ TensorView read_dltensor(const DLTensor& tensor, bool readonly) {
       break;
     case kDLCUDA:
     case kDLCUDAManaged:
+      if (tensor.device.id < 0 || tensor.device.id > INT8_MAX) {
+        throw Unreadable{Kind::Device, "is on CUDA device " + std::to_string(tensor.device.id) +
+                                           ", and only 0 to 127 are possible"};
+      }
       view.device = {DeviceType::Cuda, static_cast<int8_t>(tensor.device.id)};
       break;
     default:
@@ -60,7 +64,25 @@ TensorView read_dltensor(const DLTensor& tensor, bool readonly) {
   if (numel > 0 && tensor.data == nullptr) {
     refuse("has no memory: a fake or meta tensor has a shape, but no data");
   }
-  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  // Whether the memory is there only its owner knows; that it could be can be checked.
+  int64_t before = 0, behind = numel > 0 ? view.stride_unit : 0;
+  for (int i = 0; numel > 0 && tensor.strides != nullptr && i < tensor.ndim; ++i) {
+    int64_t step;
+    if (tensor.shape[i] == 1) continue;
+    overflow =
+        overflow || __builtin_mul_overflow(tensor.strides[i], view.stride_unit, &step) ||
+        __builtin_mul_overflow(step, tensor.shape[i] - 1, &step) ||
+        __builtin_add_overflow(step < 0 ? before : behind, step, step < 0 ? &before : &behind);
+  }
+  if (tensor.strides == nullptr) behind = nbytes;
+  uintptr_t start, edge;
+  overflow = overflow || tensor.byte_offset > INT64_MAX ||
+             __builtin_add_overflow(reinterpret_cast<uintptr_t>(tensor.data), tensor.byte_offset,
+                                    &start) ||
+             __builtin_add_overflow(start, behind, &edge) ||
+             __builtin_add_overflow(start, before, &edge);
+  if (overflow) refuse("has strides or an offset that lead out of any memory");
+  view.data = reinterpret_cast<void*>(start);
   return view;
 }
 

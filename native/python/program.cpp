@@ -126,6 +126,18 @@ void bind_program(nb::module_& m) {
              "The consistency of the whole file.");
 
   m.def(
+      "check_program",
+      [](nb::handle data) {
+        native([&] {
+          const std::unique_ptr<DataSource> source = source_of(data);
+          const NoGil released;
+          Program::read_file(*source, "the program");
+          return true;
+        });
+      },
+      "data"_a, nb::sig("def check_program(data: Buffer) -> None"),
+      "Only the check of a program's structure that a load begins with: to measure it.");
+  m.def(
       "frozen", [](nb::handle data) { return native([&] { return frozen(data); }); }, "data"_a,
       nb::sig("def frozen(data: Buffer) -> bytes"), "A copy of a buffer, made without the GIL.");
 

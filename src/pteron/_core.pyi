@@ -426,6 +426,11 @@ class Verification(enum.Enum):
     InternalConsistency = 1
     """The consistency of the whole file."""
 
+def check_program(data: Buffer) -> None:
+    """
+    Only the check of a program's structure that a load begins with: to measure it.
+    """
+
 def frozen(data: Buffer) -> bytes:
     """A copy of a buffer, made without the GIL."""
 

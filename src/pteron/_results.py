@@ -78,7 +78,7 @@ def describe(result: ExecuTorchResult) -> str:
         values = np.array2string(by_value(result), separator=", ", threshold=100, prefix=" " * 17)
     except ImportError:
         return f"ExecuTorchResult({facts})"
-    except ExportError:
+    except (ExportError, ValueError):  # NumPy has sizes that it refuses, even of no elements
         values = "..."
     except RuntimeError:  # a borrowed result that was overwritten
         return f"ExecuTorchResult(overwritten by a later run, {facts})"

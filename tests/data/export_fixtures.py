@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import executorch.kernels.quantized  # noqa: F401  (registers the quantize ops and kernels)
 import numpy as np
 import torch
+from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,
@@ -52,7 +53,10 @@ from torch import nn
 from torch.export import Dim, export
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+from torchao.quantization.granularity import PerGroup
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.utils import unwrap_tensor_subclass
 
 HERE = Path(__file__).resolve().parent
 
@@ -200,10 +204,10 @@ def update_input(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     return state
 
 
-def quantized() -> dict[str, Method]:
-    """A net quantized for XNNPACK but not delegated: the quantize ops stay in the program."""
-    plain = mlp()["forward"]
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
+def quantized(make: Callable[[], dict[str, Method]], **config: Any) -> dict[str, Method]:
+    """A net quantized for XNNPACK."""
+    plain = make()["forward"]
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(**config))
     prepared = prepare_pt2e(export(plain.module, plain.inputs).module(), quantizer)
     prepared(*plain.inputs)
     return {"forward": Method(convert_pt2e(prepared), plain.inputs, {})}
@@ -239,13 +243,23 @@ def filters() -> dict[str, Method]:
     return forward(net, torch.randn(1, 3, 64, 64))
 
 
-def quantized_filters() -> dict[str, Method]:
-    plain = filters()["forward"]
-    config = get_symmetric_quantization_config(is_per_channel=True)
-    quantizer = XNNPACKQuantizer().set_global(config)
-    prepared = prepare_pt2e(export(plain.module, plain.inputs).module(), quantizer)
-    prepared(*plain.inputs)
-    return {"forward": Method(convert_pt2e(prepared), plain.inputs, {})}
+def many_ops(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Kinds of nodes that have parameters of their own."""
+    both = torch.cat([x + y, functional.hardswish(x) / (y.abs() + 1)], 1)
+    pooled = functional.max_pool2d(both, 2) - functional.avg_pool2d(both, 2)
+    padded = functional.pad(pooled, (1, 1, 0, 0)).permute(0, 2, 3, 1)
+    return torch.softmax(functional.elu(padded[:, :, 1:4].reshape(1, 3, -1)), -1)
+
+
+def groupwise() -> dict[str, Method]:
+    """A linear layer with weights of 4 bits in groups of 32, and inputs quantized as they come."""
+    plain = forward(nn.Linear(64, 4), torch.randn(2, 64))["forward"]
+    config = Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=torch.int4, weight_granularity=PerGroup(32)
+    )
+    quantize_(plain.module, config)
+    unwrap_tensor_subclass(plain.module)
+    return {"forward": plain}
 
 
 class Constant(nn.Module):
@@ -413,13 +427,36 @@ TABLE: dict[str, Row] = {
     "conv_xnnpack": Row(conv, partitioner=XnnpackPartitioner),
     "rnn_cell": Row(lambda: forward(nn.RNNCell(4, 3), torch.randn(1, 4), torch.zeros(1, 3))),
     "embedding": Row(lambda: forward(nn.Embedding(10, 4), torch.tensor([0, 3, 9]))),
-    "quantized": Row(quantized),
+    # Quantized but not delegated: the quantize ops stay in the program.
+    "quantized": Row(lambda: quantized(mlp)),
+    "conv_qs8_xnnpack": Row(
+        lambda: quantized(conv, is_per_channel=True), partitioner=XnnpackPartitioner
+    ),
+    "mlp_qs8_xnnpack": Row(lambda: quantized(mlp), partitioner=XnnpackPartitioner),
+    "mlp_qd8_xnnpack": Row(
+        lambda: quantized(mlp, is_per_channel=True, is_dynamic=True),
+        partitioner=lambda: XnnpackPartitioner(
+            config_precisions=ConfigPrecisionType.DYNAMIC_QUANT, per_op_mode=True
+        ),
+    ),
+    "linear_qb4_xnnpack": Row(
+        groupwise,
+        partitioner=lambda: XnnpackPartitioner(
+            config_precisions=ConfigPrecisionType.DYNAMIC_QUANT, per_op_mode=True
+        ),
+    ),
+    "ops_xnnpack": Row(
+        lambda: forward(many_ops, torch.randn(1, 2, 6, 6), torch.randn(1, 2, 6, 6)),
+        partitioner=XnnpackPartitioner,
+    ),
     # Large enough that kernels and the delegate divide the work among threads.
     "pool": Row(pool, stress=True),
     "pool_xnnpack": Row(pool, partitioner=XnnpackPartitioner, stress=True),
     "filters_xnnpack": Row(filters, partitioner=XnnpackPartitioner, stress=True),
     "filters_quantized_xnnpack": Row(
-        quantized_filters, partitioner=XnnpackPartitioner, stress=True
+        lambda: quantized(filters, is_per_channel=True),
+        partitioner=XnnpackPartitioner,
+        stress=True,
     ),
     # ExecuTorch 1.5.1 plans the results of both conditionals into one place. In `cond` the first is
     # used before the second is made; in `cond_overlap` it is lost, whatever runtime runs the file.

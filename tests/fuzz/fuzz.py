@@ -2,9 +2,10 @@
 
     python tests/fuzz/fuzz.py --mutants 20000 --seed 1
 
-Each mutant goes through load, metadata, load_method, two runs, attributes, state, an ETDump and the
-end of everything, in a forked process with little memory and time. Prints one JSON line. Exits with
-1 if a process was killed or hung, or raised what is no error of pteron; those files are kept.
+One mutant in eight is a DLPack capsule with changed fields, each other one a file. Files go through
+load, metadata, load_method, two runs, attributes, state, an ETDump and the end of everything, each
+in a forked process with little memory and time. Prints one JSON line. Exits with 1 if a process was
+killed or hung, or raised what is no error of pteron; those mutants are kept.
 ``--peer official`` does the same with ExecuTorch's own bindings (in .venv-peers) to compare with.
 """
 
@@ -27,6 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).parent))
+import capsule_mutants
 from mutate import Mutant, Mutator
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -43,7 +45,17 @@ PROGRAMS = (
     ),
     *("chan_last", "cond", "cond_overlap", "conv", "conv_xnnpack", "dyn", "embedding", "empty"),
     *("mixed_out", "mlp", "mlp_xnnpack", "planned_state", "ptd", "quantized", "return_constant"),
-    *("return_view", "rnn_cell", "same_twice", "state", "state_two_methods", "tree", "two_methods"),
+    *("conv_qs8_xnnpack", "linear_qb4_xnnpack", "mlp_qd8_xnnpack", "mlp_qs8_xnnpack"),
+    *(
+        "ops_xnnpack",
+        "return_view",
+        "rnn_cell",
+        "same_twice",
+        "state",
+        "state_two_methods",
+        "tree",
+        "two_methods",
+    ),
     *("unplanned", "unplanned_state", "zero_d"),
 )
 MEMORY = 3 << 30
@@ -171,6 +183,7 @@ class Fuzzer:
         self.seed, self.peer, self.keep = seed, peer, keep
         self.counts: Counter[str] = Counter()
         self.payload: Counter[str] = Counter()
+        self.capsules = 0
         self.bad: list[str] = []
         self.run = run_with_official if peer == "official" else run_with_pteron
         self.folder = (
@@ -190,7 +203,10 @@ class Fuzzer:
             raise SystemExit("the parent has threads, which forked children would miss")
 
     def one(self, number: int, only: str) -> None:
-        """Make and run mutant `number`."""
+        """Make and run mutant `number`: one in eight is a capsule, the others are files."""
+        if only == "capsules" or (not only and number % 8 == 7 and self.peer != "official"):
+            self._capsule(number)
+            return
         files = [path for path in self.files if only in ("", path.stem)]
         path = files[number % len(files)]
         label = f"{path.stem}-{self.seed}-{number}{path.suffix}"
@@ -204,12 +220,25 @@ class Fuzzer:
             data_file = path.with_suffix(".ptd")
         self._count(self._child(program, data_file, number), label, mutant)
 
+    def _capsule(self, number: int) -> None:
+        label = f"capsule-{self.seed}-{number}"
+        mutant = capsule_mutants.mutant(label)
+
+        def run() -> int:
+            return RAN if capsule_mutants.run(mutant, label) else REFUSED
+
+        self._count(self._fork(run), label, Mutant(repr(mutant).encode(), payload=False))
+        self.capsules += 1
+
     def _child(self, program: Path, data_file: Path | None, number: int) -> str:
+        return self._fork(lambda: self.run(program, data_file, number))
+
+    def _fork(self, run: Callable[[], int]) -> str:
         child = os.fork()
         if child == 0:
             try:
                 _limit(self.folder / "output")
-                code = self.run(program, data_file, number)
+                code = run()
             except BaseException:
                 import traceback
 
@@ -240,6 +269,7 @@ class Fuzzer:
         total = self.counts + self.payload
         line: dict[str, Any] = {"peer": self.peer, "seed": self.seed, "files": len(self.mutators)}
         line |= {name: total[name] for name in names}
+        line["capsules"] = self.capsules
         line["payload"] = {name: self.payload[name] for name in names}
         return line | {"seconds": round(seconds, 1)}
 
@@ -279,6 +309,8 @@ def main() -> int:
         numbers = range(given.mutants) if given.number is None else [given.number]
         for number in numbers:
             fuzzer.one(number, given.only)
+    except KeyboardInterrupt:  # what there is so far
+        pass
     finally:
         for file in fuzzer.folder.iterdir():
             file.unlink()

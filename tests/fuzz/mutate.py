@@ -27,17 +27,18 @@ class Mutator:
     def __init__(self, data: bytes) -> None:
         self.original = data
         self.layout: Layout = layout_of(data)
-        self._by_kind: dict[str, list[Site]] = {}
-        for site in self.layout.sites:
-            self._by_kind.setdefault(site.kind, []).append(site)
 
     def mutant(self, seed: str) -> Mutant:
         """The mutant of that seed: one damage mostly, up to three."""
         chance = random.Random(seed)
         data = bytearray(self.original)
         if self.layout.payload and chance.random() < 0.5:
+            graphs = self.layout.graphs
             for _ in range(chance.choice((1, 1, 2, 4))):
-                self._damage_payload(data, chance)
+                if graphs and chance.random() < 0.7:
+                    self._damage_site(data, chance.choice(graphs), chance)
+                else:
+                    self._damage_payload(data, chance)
             return Mutant(bytes(data), payload=True)
         for _ in range(chance.choice((1, 1, 1, 2, 3))):
             self._damage(data, chance)
@@ -52,21 +53,21 @@ class Mutator:
         elif way < 0.13 and data:
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         else:
-            # Scalars are most of the sites and most of what matters.
-            kinds = [
-                kind for kind in ("scalar", "slot", "offset", "length") if kind in self._by_kind
-            ]
-            kind = chance.choice([*kinds, "scalar", "scalar", "text"])
-            site = chance.choice(self._by_kind.get(kind, self.layout.sites))
-            if site.position + site.width <= len(data):
-                _write(data, site, self._new_value(data, site, chance))
+            self._damage_site(data, self.layout, chance)
 
-    def _new_value(self, data: bytearray, site: Site, chance: random.Random) -> int:
+    def _damage_site(self, data: bytearray, layout: Layout, chance: random.Random) -> None:
+        # Scalars are most of the sites and most of what matters.
+        kind = chance.choice(("scalar", "slot", "offset", "length", "scalar", "scalar", "text"))
+        site = chance.choice(layout.of_kind(kind) or layout.sites)
+        if site.position + site.width <= len(data):
+            _write(data, site, self._new_value(data, site, layout, chance))
+
+    def _new_value(self, data: bytearray, site: Site, layout: Layout, chance: random.Random) -> int:
         old = _read(data, site)
         if site.kind == "slot":
             return chance.choice((0, 0, 0, 4, old + 4, old - 1, 2**16 - 1))
         if site.kind == "offset" and chance.random() < 0.6:
-            return chance.choice(self.layout.tables) - site.position
+            return chance.choice(layout.tables) - site.position
         if site.kind == "length" and chance.random() < 0.7:
             return chance.choice((0, old - 1, old + 1, old // 2, old * 2))
         way = chance.random()
@@ -76,7 +77,7 @@ class Mutator:
             return old + chance.choice((-2, -1, 1, 2, 4, 8, 16))
         if way < 0.85:
             return chance.randrange(16)
-        other = chance.choice(self.layout.sites)
+        other = chance.choice(layout.sites)
         return _read(data, Site(other.kind, min(other.position, len(data) - 8), site.width))
 
     def _damage_payload(self, data: bytearray, chance: random.Random) -> None:
@@ -90,7 +91,7 @@ class Mutator:
         site = Site(
             "scalar", min(start + (at - start) // width * width, start + size - width), width
         )
-        _write(data, site, self._new_value(data, site, chance))
+        _write(data, site, self._new_value(data, site, self.layout, chance))
 
 
 def _read(data: bytearray, site: Site) -> int:

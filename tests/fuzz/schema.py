@@ -7,63 +7,13 @@ is noted with its kind, so that mutants are damaged where it matters and stay pl
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-# A field: a struct letter, "s" a string, a table's name, "[" and one of these a vector of them, or
-# "<" and names a union, which takes two slots. Fields are in the order of the schema files.
-PROGRAM = {
-    "Program": "I [Plan [Buffer [Inline [Segment Offsets [Offsets [Named",
-    "Plan": "s Container [Value [i [i [Chain [Operator [Delegate [q [Device",
-    "Container": "s s",
-    "Value": "<Null,Int,Bool,Double,Tensor,String,Longs,Doubles,Bools,Indices,Indices",
-    "Null": "",
-    "Int": "q",
-    "Bool": "?",
-    "Double": "d",
-    "String": "s",
-    "Longs": "[q",
-    "Doubles": "[d",
-    "Bools": "[B",
-    "Indices": "[i",
-    "Tensor": "b i [i [B ? I Allocation b b Extra",
-    "Allocation": "I I I",
-    "Extra": "Q s b b b",
-    "Chain": "[i [i [Instruction [Frames",
-    "Frames": "",
-    "Instruction": "<Kernel,Call,Move,Jump,Free",
-    "Kernel": "i [i",
-    "Call": "i [i",
-    "Move": "i i",
-    "Jump": "i i",
-    "Free": "i",
-    "Operator": "s s",
-    "Delegate": "s Reference [Spec",
-    "Reference": "b I",
-    "Spec": "s [B",
-    "Device": "i b b",
-    "Buffer": "[B",
-    "Inline": "[B",
-    "Segment": "Q Q",
-    "Offsets": "I [Q",
-    "Named": "s I",
-}
-DATA_FILE = {
-    "Data": "I [Segment [Named",
-    "Segment": "Q Q",
-    "Named": "s I Layout",
-    "Layout": "b [i [B",
-}
-BUNDLED = {
-    "Bundled": "I [Suite [B",
-    "Suite": "s [Case",
-    "Case": "[Value [Value",
-    "Value": "<Tensor,Int,Bool,Double",
-    "Tensor": "b [i [B [B",
-    "Int": "q",
-    "Bool": "?",
-    "Double": "d",
-}
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from formats import BUNDLED, DATA_FILE, PROGRAM, XNNPACK, Schema, fields
 
 
 @dataclass(frozen=True)
@@ -77,11 +27,24 @@ class Site:
 
 @dataclass
 class Layout:
-    """What a file holds where: sites, positions of tables, and the bytes that delegates get."""
+    """What a file holds where: sites, positions of tables, and the bytes that delegates get.
+
+    `graphs` are the layouts of the XNNPACK graphs in those bytes.
+    """
 
     sites: list[Site] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
     payload: list[tuple[int, int]] = field(default_factory=list)
+    graphs: list[Layout] = field(default_factory=list)
+
+    def of_kind(self, kind: str) -> list[Site]:
+        """The sites of that kind."""
+        if not self._by_kind:
+            for site in self.sites:
+                self._by_kind.setdefault(site.kind, []).append(site)
+        return self._by_kind.get(kind, [])
+
+    _by_kind: dict[str, list[Site]] = field(default_factory=dict)
 
 
 def layout_of(data: bytes) -> Layout:
@@ -94,6 +57,7 @@ def layout_of(data: bytes) -> Layout:
         walk.layout.sites += nested.sites
         walk.layout.tables += nested.tables
         walk.layout.payload += nested.payload
+        walk.layout.graphs += nested.graphs
         return walk.layout
     if data[4:8] == b"FT01":
         walk = _Walk(data, DATA_FILE, 0)
@@ -115,11 +79,17 @@ def _program(data: bytes, base: int) -> Layout:
         layout.payload.append((segments_at + offset, size))
     layout.payload += [where for key, where in walk.every_vector if key == ("Inline", 0)]
     layout.payload = [(start, size) for start, size in layout.payload if size > 0]
+    for start, _ in layout.payload:
+        if data[start + 4 : start + 8] == b"XH00":
+            graph = _Walk(data, XNNPACK, start + struct.unpack_from("<I", data, start + 10)[0])
+            graph.table("Graph", graph.base)
+            graph.layout.sites += [Site("scalar", start + at, 4) for at in (10, 14, 18, 22)]
+            layout.graphs.append(graph.layout)
     return layout
 
 
 class _Walk:
-    def __init__(self, data: bytes, schema: dict[str, str], base: int) -> None:
+    def __init__(self, data: bytes, schema: Schema, base: int) -> None:
         self.data, self.schema, self.base = data, schema, base
         self.layout = Layout()
         self.vectors: dict[tuple[str, int], tuple[int, int]] = {}
@@ -180,19 +150,17 @@ class _Walk:
         self, name: str, position: int, vtable: int, slots: int
     ) -> Iterator[tuple[int, str, str]]:
         """Slot, kind and, of a union, the table that it holds."""
-        slot = 0
-        for kind in self.schema[name].split():
-            if kind[0] == "<":
-                offset = self.get("H", vtable + 4 + 2 * slot) if slot < slots else 0
-                if slot < slots:
-                    yield slot, "B", ""
-                chosen = self.get("B", position + offset) if offset else 0
-                slot += 1
-                if slot < slots:
-                    yield slot, "<", ["", *kind[1:].split(",")][chosen]
-            elif slot < slots:
+        for slot, _, kind in fields(self.schema, name):
+            if slot >= slots:
+                continue
+            if kind[0] != "<":
                 yield slot, kind, ""
-            slot += 1
+                continue
+            offset = self.get("H", vtable + 4 + 2 * slot)
+            yield slot, "B", ""
+            chosen = self.get("B", position + offset) if offset else 0
+            if slot + 1 < slots:
+                yield slot + 1, "<", ["", *kind[1:].split(",")][chosen]
 
     def _vector(self, name: str, slot: int, element: str, at: int) -> None:
         self.note("offset", at, 4)
