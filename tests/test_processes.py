@@ -161,7 +161,7 @@ stop = True
     ]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(tmp_path: Path, start: str) -> None:
     """Programs go to other processes as arguments, results come back."""
     code = f"""
@@ -178,7 +178,7 @@ if __name__ == "__main__":
         pool.join()
     print([float(np.asarray(result)[0, 0]) for result in results])
 """
-    if start == "fork" and not hasattr(os, "fork"):
+    if start != "spawn" and not hasattr(os, "fork"):
         pytest.skip("this system cannot fork")
     assert script(tmp_path, code).strip() == "[0.0, 2.0, 4.0, 6.0]"
 
