@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,7 +21,7 @@ from conftest import DATA, load_fixture
 
 import pteron
 from pteron import _core
-from pteron.errors import ClosedError
+from pteron.errors import ClosedError, MethodStateError
 from pteron.runtime import Runtime
 
 THREADS = 8
@@ -119,6 +120,39 @@ sys.exit(str(failed) if failed else 0)
         [sys.executable, "-c", code, str(DATA)], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_loading_from_one_program() -> None:
+    """Threads that ask for a method first get the same one, and others get their own."""
+    fixture = load_fixture("mlp_xnnpack")
+    for _ in range(20):
+        program = fixture.load()
+        kept = at_once(lambda _, program=program: program["forward"])
+        assert {id(method) for method in kept} == {id(program["forward"])}
+        for method in at_once(lambda _, program=program: program.load_method()):
+            fixture.check(method.execute(fixture.inputs))
+
+
+def test_writing_the_record_while_running() -> None:
+    """Every run is in one of the records, once."""
+    fixture = load_fixture("add")
+    program = fixture.load(enable_etdump=True)
+    methods = [program.load_method() for _ in range(THREADS)]
+    program._open.take_etdump()  # the loads
+
+    def recorded() -> int:
+        with contextlib.suppress(MethodStateError):  # nothing ran
+            return program._open.take_etdump()[0].count(b"Method::execute")
+        return 0
+
+    def work(thread: int) -> int:
+        if thread == 0:
+            return sum(recorded() for _ in range(50))
+        for _ in range(50):
+            fixture.check(methods[thread].execute(fixture.inputs))
+        return 0
+
+    assert sum(at_once(work)) + recorded() == (THREADS - 1) * 50
 
 
 @pytest.mark.parametrize("name", ["add", "conv_xnnpack"])
@@ -221,6 +255,9 @@ def shares(work: Callable[[], Any]) -> Iterator[float]:
             number += 1
 
     counter = Watched(count)
+    interval = sys.getswitchinterval()
+    # Whoever wants the GIL gets it at once: else the thread would run for 5 ms after each call.
+    sys.setswitchinterval(1e-5)
     try:
         for _ in range(20):
             counter.shares()
@@ -234,6 +271,7 @@ def shares(work: Callable[[], Any]) -> Iterator[float]:
             # processor to do so; but it hardly runs.
             yield free if beside > 0.3 * alone else 0.0
     finally:
+        sys.setswitchinterval(interval)
         stop = True
         counter.join()
 
@@ -294,16 +332,53 @@ def test_gil_is_free(make: Callable[[Path], Callable[[], Any]], tmp_path: Path) 
     """X15, I76: another thread keeps more than 80 % of its time.
 
     In one of some tries: the work may be stopped between two calls, where it does hold the GIL.
+    `test_calls_release_the_gil` sees a GIL that is held on a busy machine, and this how long.
     """
     work = make(tmp_path)
     work()
     assert any(share > 0.8 for share in shares(work))
 
 
-def test_a_held_gil_would_be_seen() -> None:
-    """What `test_gil_is_free` measures is little where a call holds the GIL."""
+def steps_beside(call: Callable[[], Any], before_it: Callable[[], Any] = lambda: None) -> int:
+    """Steps of another thread in a call, which it can make only where the call releases the GIL."""
+    steps, stop = 0, False
+
+    def step() -> None:
+        nonlocal steps
+        while not stop:
+            steps += 1
+            time.sleep(0)  # gives the GIL back, which is not asked for below
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=step)
+    try:
+        thread.start()
+        for _ in range(1000):
+            before_it()
+            before = steps
+            call()
+            if steps > before:
+                break
+        return steps - before
+    finally:
+        sys.setswitchinterval(interval)
+        stop = True
+        thread.join()
+
+
+def test_calls_release_the_gil(tmp_path: Path) -> None:
+    """X15, I76: a call that held the GIL would let nothing happen, on a busy machine too."""
+    method, inputs, _program = big_method()
+    traced, _inputs, program = big_method(enable_etdump=True, debug_buffer_size=1 << 24)
+    path = STRESS / "filters_quantized_xnnpack.pte"
+    loaded = pteron.load(path)
+    assert steps_beside(lambda: method.execute(inputs)) > 0
+    assert steps_beside(program._open.take_etdump, lambda: traced.execute(inputs)) > 0
+    assert steps_beside(lambda: pteron.load(path)) > 0
+    assert steps_beside(loaded.load_method) > 0
     held = ctypes.PyDLL(None).usleep
-    assert any(share < 0.2 for share in shares(lambda: held(500_000)))
+    assert steps_beside(lambda: held(100)) == 0
 
 
 def test_delegates_do_not_wait_for_each_other() -> None:
@@ -323,16 +398,16 @@ def test_delegates_do_not_wait_for_each_other() -> None:
             method.execute([x])
 
     threads = [Watched(lambda method=method: work(method)) for method in methods]
-    best = 0.0
-    for _ in range(20):
-        time.sleep(0.3)
-        best = max(best, min([thread.shares()[1] for thread in threads]))
-        if best > 0.85:
+    seen = []
+    for _ in range(6):
+        time.sleep(1)  # on a busy machine, in less there are moments without a wait
+        seen.append(min([thread.shares()[1] for thread in threads]))
+        if seen[-1] > 0.85:
             break
     stop = True
     for thread in threads:
         thread.join()
-    assert best > 0.85
+    assert seen[-1] > 0.85, seen
 
 
 CHANGE = """

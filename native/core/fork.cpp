@@ -90,8 +90,6 @@ OutOfRuntime::~OutOfRuntime() {
   depth = depth_;
 }
 
-bool is_broken_child() noexcept { return broken; }
-
 void set_fork_patience(std::chrono::milliseconds time) noexcept { patience.store(time); }
 
 void install_fork_handlers() {

@@ -32,9 +32,6 @@ class OutOfRuntime {
   int depth_;
 };
 
-// Whether this is a child that was forked in the middle of a run: locks may be held for ever.
-bool is_broken_child() noexcept;
-
 // How long fork() waits for runs to end, 10 s at first. A run that takes longer, or that waits for
 // the forking thread itself, does not hold a fork up.
 void set_fork_patience(std::chrono::milliseconds time) noexcept;

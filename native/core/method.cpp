@@ -9,7 +9,6 @@
 
 #include "cuda_library.h"
 #include "error.h"
-#include "fork.h"
 #include "log.h"
 #include "memory_limit.h"
 #include "method_state.h"
@@ -225,10 +224,7 @@ Method::Method(std::shared_ptr<Program> program, const MethodSpec& spec, const r
 
 #pragma GCC diagnostic pop
 
-Method::~Method() {
-  // Backends lock to free their part, and the lock may be held by a thread that is not there.
-  if (is_broken_child()) (void)state_.release();
-}
+Method::~Method() = default;
 
 void Method::require_usable() const {
   if (!stuck_) return;
