@@ -118,38 +118,59 @@ def bare(library: str | None, model: Any, inputs: list[Any]) -> Work | None:
 def device_rows(name: str, program: Golden, model: Any) -> Cells:
     """Device tensors in and out."""
     method, library = load(program)
+    graph = program.load().load_method(cuda_graph=True)
     stream = torch.cuda.Stream()
     inputs = [torch.from_numpy(x).cuda() for x in program.inputs]
     own = program.place(method)
+    kept: list[Any] = [None]
+
+    def keep() -> None:
+        """With the result of the last call still there, as in a loop that uses it."""
+        kept[0] = graph.execute(own)
+
     sync()
-    columns: dict[str, Work | None] = {
+    rows: dict[str, Work | None] = {
         "bare container": then_sync(bare(library, model, inputs)),
         "default mode": lambda: method.execute(own),
         "default mode, torch tensors": lambda: method.execute(inputs),
-        "stream=": then_sync(lambda: method.execute(own, stream=stream)),
-        "stream=, returned": lambda: method.execute(own, stream=stream),
+        "`stream=`": then_sync(lambda: method.execute(own, stream=stream)),
+        "`stream=`, returned": lambda: method.execute(own, stream=stream),
+        "`cuda_graph=True`": lambda: graph.execute(own),
+        "`cuda_graph=True`, the last result kept": keep,
+        "`cuda_graph=True`, torch tensors": lambda: graph.execute(inputs),
+        "`cuda_graph=True`, `clone_outputs=False`": lambda: graph.execute(own, clone_outputs=False),
+        "`cuda_graph=True`, `stream=`": then_sync(lambda: graph.execute(own, stream=stream)),
+        "`cuda_graph=True`, `stream=`, `clone_outputs=False`": then_sync(
+            lambda: graph.execute(own, stream=stream, clone_outputs=False)
+        ),
+        "`cuda_graph=True`, `stream=`, returned": lambda: graph.execute(own, stream=stream),
         "torch eager": then_sync(lambda: model(*inputs)),
         "torch eager, returned": lambda: model(*inputs),
         "torch.compile": then_sync(compiled(model, inputs)),
-        "torch CUDA graph": then_sync(replay(lambda: model(*inputs))),
+        "torch CUDA graph, its own memory": then_sync(replay(lambda: model(*inputs))),
     }
-    return {(name, column): work for column, work in columns.items()}
+    return {(row, name): work for row, work in rows.items()}
 
 
 def planned_rows(program: Golden) -> Cells:
     """Planned memory on the device: inputs are copied there, outputs from there or borrowed."""
     method, _ = load(program)
+    graph = program.load().load_method(cuda_graph=True)
     own = program.place(method)
     name = "add 2x3, planned"
     return {
-        (name, "default mode"): lambda: method.execute(own),
-        (name, "clone_outputs=False"): lambda: method.execute(own, clone_outputs=False),
+        ("default mode", name): lambda: method.execute(own),
+        ("default mode, `clone_outputs=False`", name): lambda: method.execute(
+            own, clone_outputs=False
+        ),
+        ("`cuda_graph=True`", name): lambda: graph.execute(own),
     }
 
 
 def host_rows(name: str, program: Golden, model: Any) -> Cells:
     """Host arrays in and out; torch with its copies, from pinned and from pageable memory."""
     method, _ = load(program)
+    graph = program.load().load_method(cuda_graph=True)
     host = program.inputs
     pageable = [torch.from_numpy(x) for x in host]
     pinned = [x.pin_memory() for x in pageable]
@@ -162,6 +183,7 @@ def host_rows(name: str, program: Golden, model: Any) -> Cells:
 
     return {
         (name, "pteron"): lambda: method.execute(host),
+        (name, "`cuda_graph=True`"): lambda: graph.execute(host),
         (name, "torch eager, pinned copies"): with_pinned_copies,
         (name, "torch eager, pageable copies"): lambda: model(*(x.cuda() for x in pageable)).cpu(),
     }

@@ -23,6 +23,13 @@ from_host = ExecuTorchResult.from_host
 SLOW = 4_000_000  # cycles of a kernel that only waits, about 2 ms
 ROUNDS = 500
 TWO_GPUS = ("add1", "sums")
+# What cannot be a CUDA graph, and why.
+REFUSED = {
+    "inplace_in": "aten::copy_ runs on the host",
+    "rand": "the model needs the host in the middle of its run",
+} | dict.fromkeys(
+    ["mlp_dyn", "mlp_dyn_devio", "muladd_dyn", "rows_dyn"], "input 0 has a dynamic shape"
+)
 NAMES = sorted(name for name in golden_names() if not name.startswith(TWO_GPUS))
 
 
@@ -68,6 +75,49 @@ def test_goldens(folder: Path, name: str, kind: str) -> None:
         if len(program.steps) == 1 and name not in ("rand", "inplace_in"):
             for _ in range(3):
                 program.check(results(method.execute(inputs_of(program, method, kind), **options)))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "cupy", "torch"])
+@pytest.mark.parametrize("name", NAMES)
+def test_goldens_as_graphs(folder: Path, name: str, kind: str) -> None:
+    """The same as CUDA graphs, with other memory each time; or a refusal, with its reason."""
+    program = read_golden(folder / name)
+    loaded = program.load()
+    words = REFUSED.get(name)
+    if words:
+        with pytest.raises(errors.ArgumentError, match=words):
+            loaded.load_method("forward", cuda_graph=True)
+        return
+    stream = torch.cuda.Stream()
+    for options in ({}, {"stream": stream}, {"stream": 0}, {"clone_outputs": False}):
+        method = loaded.load_method("forward", cuda_graph=True)
+        kept = []
+        for step in range(len(program.steps)):
+            for _ in range(1 if len(program.steps) > 1 else 5):
+                kept.append(inputs_of(program, method, kind))
+                outputs = method.execute(kept[-1], **options)
+                program.check(results(outputs), step)
+                kept.append(outputs)
+
+
+def test_graphs_use_memory_of_every_kind(folder: Path) -> None:
+    """torch's, CuPy's, ours, in turn, and addresses that are less aligned than models count on."""
+    method = read_golden(folder / "add_devio").load().load_method(cuda_graph=True)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    longer = torch.arange(64, dtype=torch.float32, device="cuda")
+    for round in range(20):
+        a = from_host(x + round, "cuda:0")
+        b = torch.from_numpy(x).cuda() * round
+        c = cupy.asarray(x) + round
+        d = longer[round + 1 : round + 7].reshape(2, 3)
+        for one, other, want in (
+            (a, b, x + round + x * round),
+            (c, a, 2 * (x + round)),
+            (b, d, x * round + x + round + 1),
+            (d, d, 2 * (x + round + 1)),
+        ):
+            (out,) = results(method.execute([one, other]))
+            np.testing.assert_array_equal(out.to_host().numpy(), want)
 
 
 def test_second_method(folder: Path) -> None:
@@ -145,9 +195,10 @@ def test_host_inputs_for_the_device(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:ExternalStream is deprecated")
 @pytest.mark.parametrize("producer", ["default", "side"])
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_order_in_default_mode(folder: Path, producer: str, library: str) -> None:
+@pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+def test_order_in_default_mode(folder: Path, producer: str, library: str, graph: bool) -> None:
     """M21: inputs still being written by slow kernels on any stream; results ready at once."""
-    method = read_golden(folder / "add_big_devio").load().load_method()
+    method = read_golden(folder / "add_big_devio").load().load_method(cuda_graph=graph)
     stream = torch.cuda.Stream() if producer == "side" else torch.cuda.default_stream()
     reader = torch.cuda.Stream()
     x, y = torch.zeros(2, 1024, 1024, device="cuda")
@@ -173,9 +224,10 @@ def test_order_in_default_mode(folder: Path, producer: str, library: str) -> Non
 @pytest.mark.filterwarnings("ignore:ExternalStream is deprecated")
 @pytest.mark.parametrize("producer", ["default", "side", "same"])
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_order_on_a_stream(folder: Path, producer: str, library: str) -> None:
+@pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+def test_order_on_a_stream(folder: Path, producer: str, library: str, graph: bool) -> None:
     """Inputs from one stream, the run on another, results on a third; nothing waits on the host."""
-    method = read_golden(folder / "add_big_devio").load().load_method()
+    method = read_golden(folder / "add_big_devio").load().load_method(cuda_graph=graph)
     run, reader = torch.cuda.Stream(), torch.cuda.Stream()
     writer = {"default": torch.cuda.default_stream(), "side": torch.cuda.Stream(), "same": run}[
         producer
