@@ -57,7 +57,7 @@ test: .venv/tools  ## Run the tests that need neither torch nor executorch
 define build-native
 $(VENV)/cmake -G Ninja -S . -B build/$@ -DPTERON_TESTS=ON -DPTERON_WERROR=ON $(1) \
 	-DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja \
-	-DPTERON_EXECUTORCH_SDK="$$($(VENV)/python cmake/fetch_sdk.py build/sdk | head -n 1)"
+	-DPTERON_EXECUTORCH_SDK="$$($(VENV)/python cmake/fetch_sdk.py build/sdk | sed -n 1p)"
 $(VENV)/cmake --build build/$@
 endef
 

@@ -296,19 +296,38 @@ print("done")
             assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+# Where the binding calls Python code of others.
+IN_PYTHON = {
+    "log": "method('to_float8')(x)",
+    "input": "method('add')(Slow(), x)",
+    "dlpack": "method('add')(SlowExport(), x)",
+    "item": "method('alpha')(x, SlowNumber(), 3, True)",
+    "set_inputs": "method('add').set_inputs([Slow(), x])",
+    "module": "pteron.Module(pteron.load(DATA / 'add.pte')).forward([Slow(), x])",
+    "state": "method('state').state.update({name: Slow() for name in method('state').state})",
+    "index": "Runtime.get().num_threads = Slow()",
+    "truth": "method('add').execute([x, x], clone_outputs=Slow())",
+    "structure": "method('tree')(Slow(), mask=x, scale=np.float32(0.5))",
+    "weakref": """
+    m, kept = method("add"), x.view(Array)
+    ref = weakref.ref(kept, slow)
+    m.set_inputs([kept, x])
+    del kept
+    m.set_inputs([x, x])
+    """,
+    "deleter": "method('add')(capsules.Producer(x), x)",
+}
+
+
 @pytest.mark.not_under("asan", reason="LeakSanitizer cannot look at a thread that is being ended")
-@pytest.mark.parametrize(
-    "place",
-    [
-        "method('to_float8')(x)",
-        "method('add').set_inputs([Slow(), x])",
-        "method('add')(Slow(), x)",
-    ],
-)
+@pytest.mark.parametrize("place", IN_PYTHON)
 def test_exit_with_a_thread_in_python(tmp_path: Path, place: str) -> None:
     """The interpreter ends a thread in Python code that the binding called, wherever it did."""
     code = f"""
-import logging
+import logging, weakref
+sys.path.append({str(DATA.parent)!r})
+import capsules
+from pteron.runtime import Runtime
 x = np.ones((2, 2), np.float32)
 started = threading.Event()
 def slow(*args, **kwargs):
@@ -316,7 +335,13 @@ def slow(*args, **kwargs):
     time.sleep(0.2)
     return 1
 class Slow:
-    __array__ = slow
+    __array__ = __index__ = __bool__ = slow
+class SlowExport:
+    __dlpack__ = slow
+class SlowNumber:
+    item = slow
+class Array(np.ndarray):
+    pass
 class Late:
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
@@ -324,8 +349,9 @@ sys.modules["late"] = Late()  # deleted late, when threads are ended
 class Handler(logging.Handler):
     handle = slow
 logging.getLogger("pteron.native").addHandler(Handler())
+capsules.Export.on_delete = slow
 def work():
-    {place}
+    {IN_PYTHON[place].strip()}
 threading.Thread(target=work, daemon=True).start()
 assert started.wait(20)
 """

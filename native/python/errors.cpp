@@ -67,7 +67,6 @@ void set_chained_error(const Error& error) noexcept {
 }
 
 void set_python_error() noexcept {
-  stay_if_thread_ends();
   try {
     throw;
   } catch (const PythonError&) {
@@ -96,7 +95,6 @@ void drain_log() noexcept {
                                            line.line, text.get())));
     }
   } catch (...) {
-    stay_if_thread_ends();
     PyErr_Clear();  // logging must not turn a good call into a failed one
   }
   PyErr_Restore(type, value, traceback);

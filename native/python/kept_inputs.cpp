@@ -107,7 +107,6 @@ KeptList KeptInputs::set(const Method& method, PyObject* const* objects, size_t 
     passed.reader->commit();
     inputs = std::move(passed.inputs);
   } catch (...) {
-    stay_if_thread_ends();
     // Releasing runs the caller's code, which must not see the error that is set.
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);

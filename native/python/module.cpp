@@ -21,7 +21,6 @@ NB_MODULE(core_of_main, m) {
   pteron::install_fork_handlers();
   pteron::configure_backends();
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
-    stay_if_thread_ends();
     try {
       std::rethrow_exception(error);
     } catch (const pteron::Error& e) {

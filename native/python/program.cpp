@@ -30,14 +30,10 @@ std::shared_ptr<void> hold(Py_buffer* view) {
             const bool ours = PyGILState_GetThisThreadState() != nullptr && PyGILState_Check() == 1;
             if (finalizing && !ours) return;
             const OutOfRuntime outside;  // a thread that forks has the GIL and waits for this one
-            try {
-              const PyGILState_STATE state = PyGILState_Ensure();
-              PyBuffer_Release(held);
-              PyMem_RawFree(held);
-              PyGILState_Release(state);
-            } catch (...) {
-              stay_until_exit();
-            }
+            const PyGILState_STATE state = PyGILState_Ensure();
+            PyBuffer_Release(held);
+            PyMem_RawFree(held);
+            PyGILState_Release(state);
           }};
 }
 

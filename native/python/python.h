@@ -3,9 +3,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <unistd.h>
 
-#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -77,17 +75,6 @@ void set_chained_error(const Error& error) noexcept;
 // stays set.
 void drain_log() noexcept;
 
-// While the interpreter ends, Python ends other threads that want the GIL by unwinding their stacks
-// (up to 3.13), which destructors and C frames do not survive. Stay here instead: the process is
-// about to end.
-[[noreturn]] inline void stay_until_exit() noexcept {
-  for (;;) pause();
-}
-// For handlers of everything: what unwinds then is no exception of C++.
-inline void stay_if_thread_ends() noexcept {
-  if (std::current_exception() == nullptr) stay_until_exit();
-}
-
 // Runs the body of a C API function: keeps the runtime's reasons, turns exceptions into Python's,
 // passes the log on. `failed` is what the function returns with an error set.
 template <typename Result, typename Body>
@@ -120,13 +107,7 @@ class NoGil {
  private:
   struct Released {
     Released() noexcept : state(PyEval_SaveThread()) {}
-    ~Released() {
-      try {
-        PyEval_RestoreThread(state);
-      } catch (...) {
-        stay_until_exit();
-      }
-    }
+    ~Released() { PyEval_RestoreThread(state); }
     Released(const Released&) = delete;
     Released& operator=(const Released&) = delete;
     PyThreadState* state;

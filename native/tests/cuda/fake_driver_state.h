@@ -44,10 +44,10 @@ struct Work {
 
 struct Node {
   bool enabled = true;
-  int type = 1;                // copy; 0: kernel, 2: fill
-  std::function<void()> body;  // of what is no kernel
+  int type = 1;                  // copy; 0: kernel, 2: fill
+  std::function<void()> body{};  // of what is no kernel
   FakeKernel kernel = nullptr;
-  std::vector<uint64_t> words;     // its arguments
+  std::vector<uint64_t> words{};   // its arguments
   std::vector<void*> arguments{};  // where they are, for who asks
 
   void run() const {
@@ -71,7 +71,7 @@ struct Stream {
   int device = 0;
   bool blocking = true;
   Graph* recording = nullptr;
-  std::deque<Work> queue;
+  std::deque<Work> queue{};
 };
 
 struct State {
