@@ -173,21 +173,13 @@ class ExecuTorchMethod:
     def call(self, inputs: Any = (), clone_outputs: bool = True) -> list[Any]:
         """`set_inputs`, `execute` and `get_outputs` in one, also when threads call it at once.
 
-        Args:
-            inputs: A sequence of all inputs, or one tensor. They are kept for `execute`.
-            clone_outputs: Outputs own their memory. False: they may share the method's until its
-                next run.
-
-        Raises:
-            InputError: An input does not fit, or their number; the text names it. Nothing ran.
-            ExecutionError: The program failed.
+        Takes a sequence of all inputs, or one tensor; they are kept for `execute`. Outputs without
+        `clone_outputs`, and errors: see `pteron.Method.execute`.
         """
         outputs = self._method._call_keeping(inputs, bool(clone_outputs), True)
         return _official(self._method, outputs)
 
-    def __call__(self, inputs: Any = (), clone_outputs: bool = True) -> list[Any]:
-        """The same as `call`."""
-        return self.call(inputs, clone_outputs)
+    __call__ = call
 
     def run(self, inputs: Any, clone_outputs: bool) -> list[Any]:
         """Run on inputs without keeping them: for `pteron.runtime`."""
@@ -225,15 +217,21 @@ class BundledModule:
         return _as_torch(outputs) if _torch_is_wanted() else outputs
 
 
-def _require_buffer(data: Any, name: str) -> None:
+def _require_buffer(data: Any, name: str, wanted: str = "bytes", hint: str = "") -> None:
     """A str is a path to `load`, and here a mistake."""
     try:
         memoryview(data).release()
     except TypeError:
-        raise TypeError(f"{name} must be bytes, not {type(data).__name__}") from None
+        raise TypeError(f"{name} must be {wanted}, not {type(data).__name__}{hint}") from None
 
 
-def _load(source: Any, data: Any, etdump: bool, buffer_size: int, mode: Verification) -> Program:
+def _load(
+    source: Any,
+    data: Any,
+    etdump: bool,
+    buffer_size: int,
+    mode: Verification = Verification.InternalConsistency,
+) -> Program:
     return load(
         source,
         data_path=data,
@@ -243,16 +241,10 @@ def _load(source: Any, data: Any, etdump: bool, buffer_size: int, mode: Verifica
     )
 
 
-def _module(
-    source: Any,
-    data: Any,
-    etdump: bool,
-    buffer_size: int,
-    mode: Verification = Verification.InternalConsistency,
-) -> ExecuTorchModule:
-    """A module of what `load` gives; damage is reported when it is used."""
+def _module(source: Any, data: Any, etdump: bool, *options: Any) -> ExecuTorchModule:
+    """A module of what `_load` gives; damage is reported when it is used."""
     try:
-        return ExecuTorchModule(_load(source, data, etdump, buffer_size, mode), etdump)
+        return ExecuTorchModule(_load(source, data, etdump, *options), etdump)
     except (InvalidProgramError, InvalidDataError) as error:
         return ExecuTorchModule(error, etdump)
 
@@ -298,8 +290,7 @@ def _load_for_executorch_from_bundled_program(
 ) -> ExecuTorchModule:
     """A module of the program inside a bundled program.
 
-    Its data file is the second argument: bytes, or a path, which can also be passed by the name
-    ``data_path``.
+    Its data file is the second argument, bytes or a path; ``data_path`` is another name for it.
     """
     if data_path is not None and data_map_buffer is not None:
         raise TypeError("pass data_map_buffer or data_path, not both")
@@ -320,13 +311,8 @@ def _load_for_executorch_from_data_loader(
             belongs to another copy of the runtime.
     """
     if not hasattr(loader, "read"):
-        try:
-            _require_buffer(loader, "loader")
-        except TypeError:
-            raise TypeError(
-                f"loader must be a buffer or an object with read(), not {type(loader).__name__}: "
-                "data loaders of the official package belong to its own copy of the runtime"
-            ) from None
+        hint = ": data loaders of the official package belong to its own copy of the runtime"
+        _require_buffer(loader, "loader", "a buffer or an object with read()", hint)
     return _module(loader, data_path, enable_etdump, debug_buffer_size)
 
 
