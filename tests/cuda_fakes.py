@@ -33,6 +33,8 @@ GOLDENS = ROOT / "tests" / "data" / "cuda" / "goldens.tar.xz"
 MODELS = {name: name for name in ("add", "muladd", "state", "mlp")} | {
     "reads": "reads",
     "throws": "throws",
+    "keeps": "keeps",
+    "uploads": "uploads",
     "undefined": "add",
     "absent": "add",
 }

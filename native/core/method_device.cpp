@@ -58,8 +58,11 @@ void Method::DeviceTurn::wait() const {
 }
 
 void Method::DeviceTurn::finish(std::span<OutputValue> results) {
-  if (devices_ == 0) return;
   DeviceGraph* graph = method_.state_->graph.get();
+  if (devices_ == 0) {
+    if (graph) graph->record_last_use(stream_);
+    return;
+  }
   if (!stream_.given) {
     wait();
     if (graph) graph->set_last_use(nullptr);
@@ -85,7 +88,7 @@ void Method::install_on_device(size_t i, const TensorView& view, size_t nbytes) 
   InputSlot& slot = state_->inputs[i];
   slot.copied = slot.planned != nullptr;
   if (slot.port != DeviceGraph::kNoPort) {
-    state_->graph->connect(slot.port, view.data);
+    slot.copied = state_->graph->connect(slot.port, view.data);
     return;
   }
   if (slot.planned == nullptr) {

@@ -222,8 +222,8 @@ constexpr PteronCudaApi kApi = {
           });
         },
     .graph_connect =
-        [](void* graph, size_t port, const void* outer) {
-          return call([&] { static_cast<Graph*>(graph)->connect(port, outer); });
+        [](void* graph, size_t port, const void* outer, int32_t* copies) {
+          return call([&] { *copies = static_cast<Graph*>(graph)->connect(port, outer) ? 1 : 0; });
         },
     .graph_launch =
         [](void* graph, void* stream) {

@@ -13,7 +13,7 @@
 
 extern "C" {
 
-constexpr uint32_t kPteronCudaApiVersion = 1;
+constexpr uint32_t kPteronCudaApiVersion = 2;
 
 enum PteronCudaCopy : int32_t {
   kPteronCudaHostToDevice = 0,
@@ -109,7 +109,7 @@ struct PteronCudaApi {
   const char* (*graph_port)(void* graph, void* dst, const void* src, size_t nbytes, int32_t before,
                             int32_t alone, size_t* out);
   const char* (*graph_end)(void* graph, const void* earlier, int32_t* copies_host);
-  const char* (*graph_connect)(void* graph, size_t port, const void* outer);
+  const char* (*graph_connect)(void* graph, size_t port, const void* outer, int32_t* copies);
   const char* (*graph_launch)(void* graph, void* stream);
   void (*graph_destroy)(void* graph);
 
