@@ -95,6 +95,9 @@ struct PteronCudaApi {
   // that a program makes at its border go there too.
   const char* (*set_caller_stream)(int32_t device, void* stream);
   void (*clear_caller_stream)(int32_t device);
+  // The device of a caller's stream; `device` itself where it cannot be told, and for the default
+  // streams, which every device has.
+  const char* (*stream_device)(int32_t device, void* stream, int32_t* out);
   // The stream that is used when none is set: blocking, one per device, owned by the library.
   const char* (*shared_stream)(int32_t device, void** out);
 
