@@ -91,7 +91,7 @@ std::vector<void*> BlockCache::clear(Stream stream) {
   for (auto& [size, blocks] : blocks_) {
     while (!blocks.empty()) {
       all.reserve(all.size() + 1);
-      hand_over(blocks.back(), stream);
+      if (to_code([&] { hand_over(blocks.back(), stream); }) != ErrorCode::Ok) break;
       all.push_back(blocks.back().pointer);
       blocks.pop_back();
       nbytes_ -= size;

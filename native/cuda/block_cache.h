@@ -27,7 +27,7 @@ class BlockCache {
   void* take(size_t nbytes, Stream stream);
   // Keeps a block whose last use is on `stream` already. False: it has no place.
   bool put(void* pointer, size_t nbytes, Stream stream);
-  // All blocks, which work on `stream` may use from now on.
+  // All blocks, which work on `stream` may use from now on; but for those that cannot be ordered.
   std::vector<void*> clear(Stream stream);
 
  private:

@@ -344,6 +344,7 @@ PyMethodDef methods[] = {
      "results and torch tensors are ordered by events, and other DLPack producers asked to order\n"
      "themselves; their memory must stay until the stream is done.\n\n"
      "Raises:\n"
+     "    ArgumentError: stream is of another device than the method's inputs and outputs.\n"
      "    InputError: an input does not fit; the text names it. Nothing ran.\n"
      "    ExecutionError: the program failed; reasons has what the runtime said.\n"
      "    MethodStateError: a step is missing or was too early."},
