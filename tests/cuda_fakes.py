@@ -33,6 +33,8 @@ GOLDENS = ROOT / "tests" / "data" / "cuda" / "goldens.tar.xz"
 MODELS = {name: name for name in ("add", "muladd", "state", "mlp")} | {
     "reads": "reads",
     "throws": "throws",
+    "keeps": "keeps",
+    "uploads": "uploads",
     "undefined": "add",
     "absent": "add",
 }
@@ -275,7 +277,7 @@ def build(folder: Path) -> Path:
     assert compiler is not None
     shared = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
     driver = folder / "libcuda.so.1"
-    sources = [SOURCES / "fake_driver.cpp", SOURCES / "fake_driver_calls.cpp"]
+    sources = sorted(SOURCES.glob("fake_driver*.cpp"))
     run([*shared, "-Wl,-soname,libcuda.so.1", *sources, "-o", driver])
 
     absent = folder / "away" / "libgomp-missing.so.1"  # where no loader looks

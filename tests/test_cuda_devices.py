@@ -170,6 +170,39 @@ def test_streams(driver: FakeDriver, golden: Goldens) -> None:
         out.__dlpack__(stream=consumer)
 
 
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_streams_of_another_device(driver: FakeDriver, golden: Goldens, cuda_graph: bool) -> None:
+    """A stream is one device's: this is said before an input is read."""
+    program = golden(ADD1)
+    method = program.load().load_method(cuda_graph=cuda_graph)
+    inputs = program.place(method)
+    here, there = driver.new_stream(False, 0), driver.new_stream(False, 1)
+    words = "stream is a stream of cuda:0, and method 'forward' works on cuda:1"
+    for call in (method.execute, lambda inputs, stream: method(*inputs, stream=stream)):
+        with pytest.raises(errors.ArgumentError, match=words):
+            call([object()] * len(inputs), stream=here)
+    module = pteron.Module(program.load())
+    with pytest.raises(errors.ArgumentError, match=words):
+        module.forward(inputs, stream=here)
+    for stream in (0, 1, 2, there):
+        program.check(method.execute(inputs, stream=stream))
+
+
+def test_streams_of_methods_on_two_devices(driver: FakeDriver, golden: Goldens) -> None:
+    """No stream belongs to both; the default streams are there on each."""
+    program = golden(SUMS)
+    method = program.load().load_method()
+    inputs = program.place(method)
+    for device in (0, 1):
+        stream = driver.new_stream(False, device)
+        with pytest.raises(errors.ArgumentError, match=r"works on cuda:0 and on cuda:1") as error:
+            method.execute([object()] * len(inputs), stream=stream)
+        assert "belongs to one device" in str(error.value)
+    driver.defer(True)
+    for handle in (0, 1, 2):
+        program.check(method.execute(inputs, stream=handle))
+
+
 # Copies between devices (M27)
 
 

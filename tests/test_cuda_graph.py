@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import capsules
 import numpy as np
 import pytest
-from cuda_fakes import PROGRAMS, FakeDriver, Golden, Goldens, in_new_process, near, pointer
+from cuda_fakes import (
+    OUT_OF_MEMORY,
+    PROGRAMS,
+    FakeDriver,
+    Golden,
+    Goldens,
+    in_new_process,
+    near,
+    pointer,
+)
 
 import pteron
 from pteron import ExecuTorchResult, errors
@@ -194,6 +206,8 @@ def test_methods_of_one_program(driver: FakeDriver, golden: Goldens) -> None:
         ("cpu", "it has no part for CUDA"),
         ("etdump", "loaded with enable_etdump=True"),
         ("reads", "the model needs the host in the middle of its run"),
+        ("uploads", "the model needs the host in the middle of its run"),
+        ("keeps", "the model keeps memory from one run to the next"),
         ("throws", ""),
     ],
 )
@@ -202,7 +216,7 @@ def test_refusals(driver: FakeDriver, golden: Goldens, name: str, words: str) ->
     program = golden(name if name.endswith("_dyn") else "add_devio")
     if name == "cpu":
         loaded = pteron.load(DATA / "add.pte")
-    elif name in ("reads", "throws"):
+    elif name in ("reads", "uploads", "keeps", "throws"):
         loaded = program.load(program.with_model(driver.path, name))
     else:
         loaded = program.load(enable_etdump=name == "etdump")
@@ -213,7 +227,7 @@ def test_refusals(driver: FakeDriver, golden: Goldens, name: str, words: str) ->
     assert words in text
     assert text.endswith("Load it without cuda_graph=True")
     method = loaded.load_method()  # and that works
-    if name in ("etdump", "reads"):
+    if name in ("etdump", "reads", "uploads", "keeps"):
         program.check(method.execute(program.place(method)))
 
 
@@ -235,7 +249,54 @@ def test_failing_recordings(driver: FakeDriver, golden: Goldens, symbol: str) ->
         program.check(method.execute(program.place(method)))
         del method
     gc.collect()
-    assert not [name for name in driver.since(before) if name.startswith("live_")]
+    live = {name for name in driver.since(before) if name.startswith("live_")}
+    assert live <= {"live_events"}  # pooled ones
+
+
+@pytest.mark.parametrize("result", [OUT_OF_MEMORY, 700])
+def test_loads_that_fail_anywhere(driver: FakeDriver, golden: Goldens, result: int) -> None:
+    """Whatever driver call fails, nothing is lost, and the next load is as the first."""
+    program = golden("muladd_devio")
+    load(program)
+    gc.collect()
+    before = driver.counters()
+    symbols = (
+        "cuMemAlloc_v2 cuMemAllocFromPoolAsync cuMemFreeAsync cuMemFree_v2 cuCtxSynchronize "
+        "cuLaunchKernel cuGraphGetNodes cuFuncGetParamInfo cuEventRecord cuStreamWaitEvent "
+        "cuGraphInstantiateWithFlags cuStreamEndCapture"
+    )
+    for symbol in symbols.split():
+        for after in range(0, 10, 3):
+            driver.fail(symbol, result, after)
+            with contextlib.suppress(errors.ExecuTorchError):
+                method = load(program)
+                program.check(method.execute(program.place(method)))
+            driver.fail(None)
+            method = load(program)
+            program.check(method.execute(program.place(method)))
+            del method
+    gc.collect()
+    live = {name for name in driver.since(before) if name.startswith("live_")}
+    # Memory and streams whose own return fails stay with the driver.
+    assert live <= {"live_blocks", "live_bytes", "live_events"}
+
+
+def test_threads(driver: FakeDriver, golden: Goldens) -> None:
+    """M109: one method, on streams of many threads and without; each gets its own results."""
+    program = golden("add_devio")
+    method = load(program)
+    x, y = program.inputs
+    streams = [None, 2, driver.new_stream(True), driver.new_stream(False)]
+    driver.defer(True)
+
+    def run(number: int) -> None:
+        for k in range(50):
+            a = np.float32(50 * number + k) * x
+            (out,) = method.execute(program.place(method, [a, y]), stream=streams[number])
+            near(out, a + y, 1e-6)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
 
 
 @pytest.mark.parametrize("name", ["add_devio", "add_devio_planned"])
@@ -292,6 +353,59 @@ def test_nothing_is_lost(driver: FakeDriver, golden: Goldens) -> None:
     gc.collect()
     live = {name for name in driver.since(before) if name.startswith("live_")}
     assert live <= {"live_streams", "live_events"}  # the new stream, and pooled events
+
+
+def test_other_threads(driver: FakeDriver, golden: Goldens) -> None:
+    """A wait for the device, on whatever thread, would end what is recorded there in an error."""
+    program = golden("add_devio")
+    loaded = program.load()
+    method = loaded.load_method()
+    inputs = program.place(method)
+    done = threading.Event()
+
+    def run() -> int:
+        runs = 0
+        while not done.is_set():
+            program.check(method.execute(inputs))
+            runs += 1
+        return runs
+
+    def record() -> None:
+        for _ in range(10):
+            graph = loaded.load_method(cuda_graph=True)
+            program.check(graph.execute(inputs))
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(run) for _ in range(2)]
+        for recording in [pool.submit(record) for _ in range(2)]:
+            recording.result()
+        done.set()
+        assert all(future.result() > 0 for future in runs)
+
+
+def test_copied(driver: FakeDriver, golden: Goldens) -> None:
+    """It tells whether a launch copies an input."""
+    for name, copied in (("add_devio", False), ("add_devio_planned", True)):
+        program = golden(name)
+        method = load(program)
+        method.execute(program.place(method))
+        assert method.copied == (copied, copied)
+
+
+def test_recording_is_left(driver: FakeDriver, golden: Goldens) -> None:
+    """A recording that cannot even be ended leaves the thread as it was."""
+    program = golden("add_devio")
+    loaded = program.load()
+    plain = loaded.load_method()
+    inputs = program.place(plain)
+    for after in range(40):
+        driver.fail("cuCtxPushCurrent_v2", 700, after)
+        with contextlib.suppress(errors.ExecuTorchError):
+            loaded.load_method(cuda_graph=True)
+        driver.fail(None)
+        before = driver.counters()
+        program.check(plain.execute(inputs))
+        assert driver.since(before)["launches"] == 1
 
 
 # The stream of a call (beside execute)

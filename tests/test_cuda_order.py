@@ -6,10 +6,12 @@ bytes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import capsules
 import cuda_fakes
 import numpy as np
 import pytest
-from cuda_fakes import PROGRAMS, FakeDriver, Goldens, near, pointer
+from cuda_fakes import OUT_OF_MEMORY, PROGRAMS, FakeDriver, Goldens, near, pointer
 
 import pteron
 from pteron import ExecuTorchResult, errors
@@ -273,3 +275,101 @@ def test_threads(driver: FakeDriver, golden: Goldens) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# Streams of Module calls and of kept inputs
+
+
+def test_inputs_of_calls_on_streams(driver: FakeDriver, golden: Goldens) -> None:
+    """A call on a stream waits there for results of other streams, and they for its end."""
+    program = golden("add_devio")
+    loaded = program.load()
+    method, module = loaded.load_method(), pteron.Module(loaded)
+    x, y = program.inputs
+    first, second = driver.new_stream(False), driver.new_stream(False)
+    driver.defer(True)
+    for k in range(1, 4):
+        (late,) = method.execute(program.place(method, [k * x, y]), stream=first)
+        (out,) = module.forward([late, late], stream=second)
+        del late
+        method.execute(program.place(method, [x, x]), stream=first)  # takes its memory
+        near(out, 2 * (k * x + y), 1e-6)
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+@pytest.mark.parametrize("name", ["add_devio", "add_devio_planned"])
+def test_kept_borrowed_results(
+    driver: FakeDriver, golden: Goldens, name: str, cuda_graph: bool
+) -> None:
+    """M76: a kept input in the method's own device memory is copied, on the device."""
+    program = golden(name)
+    method = program.load().load_method(cuda_graph=cuda_graph)
+    x, y = program.inputs
+    stream = driver.new_stream(False)
+    driver.defer(True)
+    for on in (None, stream):
+        (borrowed,) = method.execute(program.place(method), clone_outputs=False, stream=on)
+        method.set_inputs([borrowed, borrowed])
+        for _ in range(2):
+            near(method.execute(stream=on)[0], 2 * (x + y), 1e-6)
+
+
+# Memory that serves again
+
+
+def test_failing_order_of_memory(driver: FakeDriver, golden: Goldens) -> None:
+    """Memory that cannot be handed from stream to stream is neither lost nor used."""
+    program = golden("add_devio")
+    program.load().load_method()
+    gc.collect()
+    before = driver.counters()
+    method = program.load().load_method()
+    inputs = program.place(method)
+    streams = [driver.new_stream(False) for _ in range(2)]
+    for k in range(24):
+        symbol = ("cuEventRecord", "cuStreamWaitEvent", "cuMemFreeAsync", "cuEventCreate")[k % 4]
+        driver.fail(symbol, 400, k // 4)
+        with contextlib.suppress(errors.ExecuTorchError):
+            method.execute(inputs, stream=streams[k % 2])
+        driver.fail(None)
+        program.check(method.execute(inputs, stream=streams[k % 2]))
+    del inputs
+    del method
+    gc.collect()
+    assert "live_blocks" not in driver.since(before)
+
+
+def test_memory_in_use_is_not_given_back(driver: FakeDriver, golden: Goldens) -> None:
+    """When memory runs out, work under way keeps what it uses."""
+    program = golden("add_devio")
+    method = program.load().load_method()
+    stream = driver.new_stream(False)
+    inputs = program.place(method)
+    driver.defer(True)
+    (out,) = method.execute(inputs, stream=stream)
+    del inputs
+    driver.fail("cuMemAllocFromPoolAsync", OUT_OF_MEMORY)
+    from_host(np.zeros(1000, np.float32), "cuda:0")
+    program.check([out])
+
+
+def test_threads_with_streams_of_their_own(driver: FakeDriver, golden: Goldens) -> None:
+    """The handle 2 is another stream on each thread: results cross over to others safely."""
+    program = golden("add_devio")
+    here, there = program.load().load_method(), program.load().load_method()
+    x, y = program.inputs
+    (warm,) = here.execute(program.place(here))
+    placed = program.place(here, [y, y])
+    with ThreadPoolExecutor(1) as pool:
+        (warm,) = pool.submit(there.execute, [warm, warm], stream=2).result()
+        warm.to_host()
+        driver.defer(True)
+        (late,) = pool.submit(there.execute, [warm, warm], stream=2).result()
+        (out,) = here.execute([late, late], stream=2)
+        near(out, 8 * (x + y), 1e-6)
+        (late,) = pool.submit(there.execute, [warm, warm], stream=2).result()
+        del late
+        (out,) = here.execute(placed, stream=2)
+        out.to_host()
+        pool.submit(there.execute, [warm, warm], stream=2).result()[0].to_host()
+        near(out, 2 * y, 1e-6)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <thread>
 
 #include "error.h"
 
@@ -12,6 +13,9 @@ namespace pteron::cuda {
 namespace {
 
 std::atomic<const PteronCudaApi*> table{nullptr};
+
+// Whether the handle means another stream on each thread.
+bool is_per_thread(const void* stream) { return reinterpret_cast<uintptr_t>(stream) == 2; }
 
 const PteronCudaApi* open() {
   // Found by the run path of the library that this code is in: the folder of bundled libraries.
@@ -75,10 +79,14 @@ std::shared_ptr<void> allocate(Device device, size_t nbytes, void* stream,
     }
   }
   // The memory outlives interpreters and threads: nothing here may throw or report.
-  return {memory, [index = device.index, stream](void* pointer) {
-            if (const PteronCudaApi* ready = loaded(); pointer != nullptr && ready != nullptr) {
-              ready->free(index, pointer, stream);
+  const auto thread = std::this_thread::get_id();
+  return {memory, [index = device.index, stream, thread](void* pointer) {
+            const PteronCudaApi* ready = loaded();
+            if (pointer == nullptr || ready == nullptr) return;
+            if (is_per_thread(stream) && thread != std::this_thread::get_id()) {
+              ready->synchronize_device(index);  // the stream cannot be named here
             }
+            ready->free(index, pointer, stream);
           }};
 }
 
@@ -121,7 +129,8 @@ std::shared_ptr<void> record(Device device, void* stream) {
 }
 
 void wait(const TensorBlock& block, void* stream) {
-  if (block.ready == nullptr || block.stream == stream) return;
+  const bool same = block.stream == stream && !is_per_thread(stream);
+  if (block.ready == nullptr || same) return;
   check(api().event_wait(block.device.index, stream, block.ready.get()), "wait for a result");
 }
 

@@ -99,6 +99,9 @@ class Method : public std::enable_shared_from_this<Method> {
     void* handle = nullptr;
   };
 
+  // Throws Error{Argument} for a stream of another device than the method's.
+  void check_stream(const Stream& stream) const;
+
   // Installs `inputs` (checked, one for each of the method's), executes, and fills `results` (one
   // for each output, none for Kept). Throws Error{Execution, State, Memory, ...}.
   void run(std::span<const InputValue> inputs, Outputs mode, std::span<OutputValue> results,

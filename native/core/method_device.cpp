@@ -58,8 +58,11 @@ void Method::DeviceTurn::wait() const {
 }
 
 void Method::DeviceTurn::finish(std::span<OutputValue> results) {
-  if (devices_ == 0) return;
   DeviceGraph* graph = method_.state_->graph.get();
+  if (devices_ == 0) {
+    if (graph) graph->record_last_use(stream_);
+    return;
+  }
   if (!stream_.given) {
     wait();
     if (graph) graph->set_last_use(nullptr);
@@ -81,11 +84,40 @@ void Method::DeviceTurn::finish(std::span<OutputValue> results) {
   finished_ = true;
 }
 
+// A stream is one device's. Only the default streams are there on each.
+void Method::check_stream(const Stream& stream) const {
+  constexpr uintptr_t kPerThread = 2;
+  if (!stream.given || reinterpret_cast<uintptr_t>(stream.handle) <= kPerThread) return;
+  const Device* first = nullptr;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(Kind::Argument, Code::InvalidArgument,
+                "stream " + why + ", " + code_text(Code::InvalidArgument));
+  };
+  const auto look_at = [&](const TensorSpec* spec) {
+    if (spec == nullptr || spec->device.is_cpu()) return;
+    if (first == nullptr) first = &spec->device;
+    if (*first == spec->device) return;
+    refuse("belongs to one device, and method '" + spec_.name + "' works on " + to_string(*first) +
+           " and on " + to_string(spec->device) + ": only the default streams, 0 and 2, will do");
+  };
+  for (const InputSlot& slot : state_->inputs) look_at(slot.spec);
+  for (const OutputSlot& slot : state_->outputs) look_at(slot.spec);
+  const Device graph = state_->graph ? state_->graph->device() : Device{};
+  if (first == nullptr && state_->graph) first = &graph;
+  if (first == nullptr) return;
+  int32_t device = 0;
+  cuda::check(cuda::api().stream_device(first->index, stream.handle, &device), "use the stream");
+  if (device != first->index) {
+    refuse("is a stream of " + to_string({DeviceType::Cuda, static_cast<int8_t>(device)}) +
+           ", and method '" + spec_.name + "' works on " + to_string(*first));
+  }
+}
+
 void Method::install_on_device(size_t i, const TensorView& view, size_t nbytes) {
   InputSlot& slot = state_->inputs[i];
   slot.copied = slot.planned != nullptr;
   if (slot.port != DeviceGraph::kNoPort) {
-    state_->graph->connect(slot.port, view.data);
+    slot.copied = state_->graph->connect(slot.port, view.data);
     return;
   }
   if (slot.planned == nullptr) {

@@ -18,6 +18,8 @@ namespace {
 // A device of its own for programs that name none: their parts are for the first.
 constexpr Device kFirst{DeviceType::Cuda, 0};
 
+constexpr size_t kStep = 256;  // bytes, to which device memory is aligned
+
 // Calls `refuse` with the reason if work of this method cannot be recorded, as far as the file
 // tells. Returns the device that it works on.
 template <typename Refuse>
@@ -106,8 +108,11 @@ void DeviceGraph::end(const DeviceGraph* earlier) {
   copies_host_ = copies_host != 0;
 }
 
-void DeviceGraph::connect(size_t port, const void* outer) {
-  cuda::check(cuda::api().graph_connect(graph_, port, outer), "pass a tensor to the graph");
+bool DeviceGraph::connect(size_t port, const void* outer) {
+  int32_t copies = 0;
+  cuda::check(cuda::api().graph_connect(graph_, port, outer, &copies),
+              "pass a tensor to the graph");
+  return copies != 0;
 }
 
 void DeviceGraph::launch(const Method::Stream& stream) {
@@ -120,6 +125,11 @@ void DeviceGraph::launch(const Method::Stream& stream) {
   if (copies_host_) {
     cuda::check(api.synchronize_stream(device_.index, on), "wait for the graph");
   }
+}
+
+void DeviceGraph::record_last_use(const Method::Stream& stream) {
+  if (copies_host_) return;  // launch() has waited
+  last_use_ = cuda::record(device_, stream.given ? stream.handle : own_stream_);
 }
 
 bool Method::is_graph() const noexcept { return state_->graph != nullptr; }
@@ -160,13 +170,14 @@ void Method::record_graph() {
                        "An output of method '" + spec_.name + "'"});
     slot.direct = slot.unplanned = false;
   }
-  const auto give_place = [&](const Tensor& tensor) {
-    const size_t nbytes = tensor.spec->nbytes;
+  // `spare` bytes are left free in front.
+  const auto give_place = [&](const Tensor& tensor, size_t spare) {
+    const size_t nbytes = spare + tensor.spec->nbytes;
     const Device& where = tensor.spec->device;
     state.fixed.push_back({where.is_cpu() ? cuda::allocate_pinned(nbytes, tensor.what)
                                           : cuda::allocate(where, nbytes, nullptr, tensor.what),
                            nbytes});
-    *tensor.planned = state.fixed.back().memory.get();
+    *tensor.planned = static_cast<std::byte*>(state.fixed.back().memory.get()) + spare;
     tensor.impl->set_data(*tensor.planned);
   };
   size_t largest = 0;
@@ -175,7 +186,7 @@ void Method::record_graph() {
       return other.impl == tensor.impl;
     });
     tensor.alone = tensor.unplanned && tensor.goes_through_port() && users == 1;
-    if (tensor.unplanned && !tensor.alone) give_place(tensor);
+    if (tensor.unplanned && !tensor.alone) give_place(tensor, 0);
     largest = std::max<size_t>(largest, tensor.spec->nbytes);
   }
 
@@ -190,8 +201,10 @@ void Method::record_graph() {
     places.assign(state.fixed.begin() + static_cast<std::ptrdiff_t>(fixed_before),
                   state.fixed.end());
     state.fixed.resize(fixed_before);
+    // Each moves by another distance than the others, which is what tells their addresses apart.
+    size_t spare = 0;
     for (const Tensor& tensor : tensors) {
-      if (tensor.alone) give_place(tensor);
+      if (tensor.alone) give_place(tensor, pass == 2 ? spare += kStep : 0);
     }
     cuda::synchronize(device);  // weights and state are there, and this memory may be used
     try {

@@ -30,12 +30,15 @@ class DeviceGraph {
   size_t output_port(void* inner, void* outer, size_t nbytes, bool alone);
   void end(const DeviceGraph* earlier);
 
-  // The caller's memory for the next launches; null: the output stays where it is.
-  void connect(size_t port, const void* outer);
+  // The caller's memory for the next launches; null: the output stays where it is. Whether they
+  // copy.
+  bool connect(size_t port, const void* outer);
   // On the stream, or the library's own. Returns when the work is done if it uses host memory.
   void launch(const Method::Stream& stream);
   // The next launch waits on the device for this event; null: everything is done.
   void set_last_use(std::shared_ptr<void> event) noexcept { last_use_ = std::move(event); }
+  // The same for the end of a launch that nobody has waited for.
+  void record_last_use(const Method::Stream& stream);
 
  private:
   Device device_;

@@ -197,6 +197,10 @@ constexpr PteronCudaApi kApi = {
           return call([&] { cuda::set_caller_stream(device, as_stream(stream)); });
         },
     .clear_caller_stream = [](int32_t device) { cuda::clear_caller_stream(device); },
+    .stream_device =
+        [](int32_t device, void* stream, int32_t* out) {
+          return call([&] { *out = cuda::stream_device(device, as_stream(stream)); });
+        },
     .shared_stream = [](int32_t device,
                         void** out) { return call([&] { *out = cuda::shared_stream(device); }); },
     .graph_begin =
@@ -222,8 +226,8 @@ constexpr PteronCudaApi kApi = {
           });
         },
     .graph_connect =
-        [](void* graph, size_t port, const void* outer) {
-          return call([&] { static_cast<Graph*>(graph)->connect(port, outer); });
+        [](void* graph, size_t port, const void* outer, int32_t* copies) {
+          return call([&] { *copies = static_cast<Graph*>(graph)->connect(port, outer) ? 1 : 0; });
         },
     .graph_launch =
         [](void* graph, void* stream) {

@@ -13,7 +13,7 @@
 
 extern "C" {
 
-constexpr uint32_t kPteronCudaApiVersion = 1;
+constexpr uint32_t kPteronCudaApiVersion = 2;
 
 enum PteronCudaCopy : int32_t {
   kPteronCudaHostToDevice = 0,
@@ -95,6 +95,9 @@ struct PteronCudaApi {
   // that a program makes at its border go there too.
   const char* (*set_caller_stream)(int32_t device, void* stream);
   void (*clear_caller_stream)(int32_t device);
+  // The device of a caller's stream; `device` itself where it cannot be told, and for the default
+  // streams, which every device has.
+  const char* (*stream_device)(int32_t device, void* stream, int32_t* out);
   // The stream that is used when none is set: blocking, one per device, owned by the library.
   const char* (*shared_stream)(int32_t device, void** out);
 
@@ -109,7 +112,7 @@ struct PteronCudaApi {
   const char* (*graph_port)(void* graph, void* dst, const void* src, size_t nbytes, int32_t before,
                             int32_t alone, size_t* out);
   const char* (*graph_end)(void* graph, const void* earlier, int32_t* copies_host);
-  const char* (*graph_connect)(void* graph, size_t port, const void* outer);
+  const char* (*graph_connect)(void* graph, size_t port, const void* outer, int32_t* copies);
   const char* (*graph_launch)(void* graph, void* stream);
   void (*graph_destroy)(void* graph);
 

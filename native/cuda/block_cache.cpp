@@ -1,6 +1,7 @@
 #include "block_cache.h"
 
 #include <memory>
+#include <utility>
 
 #include "context.h"
 #include "delegate.h"
@@ -17,8 +18,12 @@ bool is_lasting(int device, Stream stream) {
   return stream == nullptr || stream == shared_stream(device);
 }
 
-void record(Event event, Stream stream) {
-  check(driver().event_record(event, stream), "record a CUDA event");
+Event recorded_event(int device, Stream stream) {
+  Event event = acquire_event(device);
+  const Result result = driver().event_record(event, stream);
+  if (result != kSuccess) release_event(device, event);
+  check(result, "record a CUDA event");
+  return event;
 }
 
 }  // namespace
@@ -27,11 +32,22 @@ size_t BlockCache::rounded(size_t nbytes) noexcept {
   return nbytes == 0 ? kStep : (nbytes + kStep - 1) / kStep * kStep;
 }
 
+// From the work that used the block to what comes on `stream`.
+void BlockCache::hand_over(Block& block, Stream stream) const {
+  if (block.event == nullptr) {
+    if (block.stream == stream) return;
+    block.event = recorded_event(device_, block.stream);
+  }
+  check(driver().stream_wait_event(stream, block.event, 0), "order two CUDA streams");
+  release_event(device_, std::exchange(block.event, nullptr));
+}
+
 void* BlockCache::take(size_t nbytes, Stream stream) {
+  const size_t size = rounded(nbytes);
   Block block;
   {
     std::lock_guard lock(mutex_);
-    auto found = blocks_.find(rounded(nbytes));
+    auto found = blocks_.find(size);
     if (found == blocks_.end() || found->second.empty()) return nullptr;
     // The one that was given back last, and on this stream if there is one.
     auto& blocks = found->second;
@@ -40,29 +56,27 @@ void* BlockCache::take(size_t nbytes, Stream stream) {
     if (blocks[i].stream != stream) i = blocks.size() - 1;
     block = blocks[i];
     blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
-    nbytes_ -= found->first;
+    nbytes_ -= size;
   }
-  if (block.event == nullptr) {
-    if (block.stream == stream) return block.pointer;
-    block.event = acquire_event(device_);
-    record(block.event, block.stream);
+  try {
+    hand_over(block, stream);
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    blocks_[size].push_back(block);
+    nbytes_ += size;
+    throw;
   }
-  const Result result = driver().stream_wait_event(stream, block.event, 0);
-  release_event(device_, block.event);
-  check(result, "order two CUDA streams");
   return block.pointer;
 }
 
 bool BlockCache::put(void* pointer, size_t nbytes, Stream stream) {
   const size_t size = rounded(nbytes);
-  if (size > kMostEach || live_handles() == 0) return false;
+  if (size > kMostEach) return false;
   Event event = nullptr;
-  if (!is_lasting(device_, stream)) {
-    event = acquire_event(device_);
-    record(event, stream);
-  }
+  if (!is_lasting(device_, stream)) event = recorded_event(device_, stream);
   std::lock_guard lock(mutex_);
-  if (nbytes_ + size > kMost) {
+  // Asked under the lock: who destroys the last handle comes here for all blocks after that.
+  if (nbytes_ + size > kMost || live_handles() == 0) {
     release_event(device_, event);
     return false;
   }
@@ -71,17 +85,18 @@ bool BlockCache::put(void* pointer, size_t nbytes, Stream stream) {
   return true;
 }
 
-std::vector<void*> BlockCache::clear() {
+std::vector<void*> BlockCache::clear(Stream stream) {
   std::vector<void*> all;
   std::lock_guard lock(mutex_);
-  for (const auto& [size, blocks] : blocks_) {
-    for (const Block& block : blocks) {
-      all.push_back(block.pointer);
-      release_event(device_, block.event);
+  for (auto& [size, blocks] : blocks_) {
+    while (!blocks.empty()) {
+      all.reserve(all.size() + 1);
+      if (to_code([&] { hand_over(blocks.back(), stream); }) != ErrorCode::Ok) break;
+      all.push_back(blocks.back().pointer);
+      blocks.pop_back();
+      nbytes_ -= size;
     }
   }
-  blocks_.clear();
-  nbytes_ = 0;
   return all;
 }
 

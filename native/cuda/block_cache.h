@@ -27,8 +27,8 @@ class BlockCache {
   void* take(size_t nbytes, Stream stream);
   // Keeps a block whose last use is on `stream` already. False: it has no place.
   bool put(void* pointer, size_t nbytes, Stream stream);
-  // All blocks, which may still be in use by the device.
-  std::vector<void*> clear();
+  // All blocks, which work on `stream` may use from now on; but for those that cannot be ordered.
+  std::vector<void*> clear(Stream stream);
 
  private:
   static constexpr size_t kMostEach = 32 << 20;  // bytes
@@ -39,6 +39,8 @@ class BlockCache {
     Stream stream;
     Event event;  // null: the stream is there for good, and can be asked when the block is taken
   };
+
+  void hand_over(Block& block, Stream stream) const;
 
   int device_;
   std::mutex mutex_;

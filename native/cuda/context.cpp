@@ -8,10 +8,17 @@ namespace pteron::cuda {
 
 namespace {
 
+struct Waits {
+  std::mutex gate;  // who holds waits off is not overtaken by ever more of them
+  std::shared_mutex mutex;
+};
+
 struct Devices {
-  explicit Devices(int count) : contexts(static_cast<size_t>(count)) {}
+  explicit Devices(int count)
+      : contexts(static_cast<size_t>(count)), waits(static_cast<size_t>(count)) {}
   std::mutex mutex;
   std::vector<std::atomic<Context>> contexts;
+  std::vector<Waits> waits;
 };
 
 Devices& devices() {
@@ -92,7 +99,17 @@ ContextGuard::~ContextGuard() {
 
 void synchronize_device(int device) {
   ContextGuard guard(device);
+  Waits& waits = devices().waits[checked_index(device)];
+  std::unique_lock gate(waits.gate);
+  std::shared_lock lock(waits.mutex);
+  gate.unlock();
   check(driver().context_synchronize(), "wait for a CUDA device");
+}
+
+std::unique_lock<std::shared_mutex> hold_off_waits(int device) {
+  Waits& waits = devices().waits[checked_index(device)];
+  std::lock_guard gate(waits.gate);
+  return std::unique_lock(waits.mutex);
 }
 
 PointerInfo pointer_info(const void* pointer) {

@@ -2,6 +2,9 @@
 // program of the CUDA runtime API share, so memory and streams of all of them are usable here.
 #pragma once
 
+#include <mutex>
+#include <shared_mutex>
+
 #include "driver.h"
 
 namespace pteron::cuda {
@@ -30,6 +33,10 @@ class ContextGuard {
 
 // Blocks the host until everything that was submitted to the device is done.
 void synchronize_device(int device);
+
+// While it is held, nobody is in synchronize_device(): a wait for the device that a CUDA graph is
+// recorded on, on whatever thread, fails and ends the recording in an error.
+std::unique_lock<std::shared_mutex> hold_off_waits(int device);
 
 struct PointerInfo {
   enum class Kind { Host, Pinned, Device, Managed };

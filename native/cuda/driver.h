@@ -171,6 +171,7 @@ static_assert(sizeof(FillNode) == 40);
 // What we can do without: null where the driver lacks it. Stream-ordered pools came with CUDA 11.2,
 // what graphs need with 11.6, and what tells a kernel's arguments with 12.4.
 #define PTERON_FORALL_OPTIONAL_DRIVER_CALLS(_)                                                     \
+  _(stream_context, cuStreamGetCtx, (Stream, Context*))                                            \
   _(host_alloc, cuMemHostAlloc, (void**, size_t, unsigned))                                        \
   _(host_free, cuMemFreeHost, (void*))                                                             \
   _(host_register, cuMemHostRegister_v2, (void*, size_t, unsigned))                                \

@@ -23,14 +23,20 @@ Graph* Graph::recording(int device) {
   return active_graph;
 }
 
+bool Graph::is_recording() noexcept { return active_graph != nullptr; }
+
 Graph::~Graph() {
+  leave();
   to_code([this] {
     ContextGuard guard(device_);
     stop();
     if (exec_ != nullptr) driver().graph_exec_destroy(exec_);
     if (graph_ != nullptr) driver().graph_destroy(graph_);
   });
-  for (const Block& block : blocks_) cuda::free(device_, block.data);
+  // What a model has not given back, it still will.
+  for (const Block& block : blocks_) {
+    if (!block.used) cuda::free(device_, block.data);
+  }
 }
 
 void Graph::begin(Graph* earlier) {
@@ -49,6 +55,7 @@ void Graph::begin(Graph* earlier) {
   }
   // Not a blocking stream: other threads may use the legacy stream, which would join the capture.
   check(d.stream_create(&stream_, kStreamNonBlocking), "create a CUDA stream");
+  alone_ = hold_off_waits(device_);
   check(d.capture_begin(stream_, kCaptureRelaxed), "record a CUDA graph");
   active_graph = this;
   active_device = device_;
@@ -81,13 +88,16 @@ size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before, bool 
 }
 
 void Graph::end(const Graph* earlier) {
+  leave();
   ContextGuard guard(device_);
   const Driver& d = driver();
-  clear_caller_stream(device_);
-  active_graph = nullptr;
   const Result result = d.capture_end(stream_, &graph_);
+  alone_ = {};
   d.stream_destroy(std::exchange(stream_, nullptr));
   check(result, "record a CUDA graph");
+  if (gave_back_) {
+    throw Failure(ErrorCode::NotSupported, "the model gives back memory that it had before");
+  }
   for (const Block& block : blocks_) {
     if (block.used) {
       throw Failure(ErrorCode::NotSupported, "the model keeps memory from one run to the next");
@@ -109,7 +119,7 @@ std::vector<GraphPlace> Graph::places() const {
 bool Graph::redirect(size_t port, const void* outer) {
   constexpr uintptr_t kAlignment = 16;  // what models may count on
   Port& p = ports_[port];
-  if (!kernels_ || !p.alone) return false;
+  if (!kernels_ || !kernels_->use(port)) return false;
   const bool direct = outer != nullptr && reinterpret_cast<uintptr_t>(outer) % kAlignment == 0;
   const void* wanted = direct ? outer : p.inner();
   if (wanted != p.kernels_see) kernels_->move(port, wanted);
@@ -117,18 +127,21 @@ bool Graph::redirect(size_t port, const void* outer) {
   return direct;
 }
 
+// From here on this thread's programs run as always.
+void Graph::leave() noexcept {
+  if (active_graph != this) return;
+  clear_caller_stream(device_);
+  active_graph = nullptr;
+}
+
 // Gives up a recording.
 void Graph::stop() noexcept {
   if (stream_ == nullptr) return;
-  if (active_graph == this) {
-    clear_caller_stream(device_);
-    active_graph = nullptr;
-  }
   driver().capture_end(stream_, &graph_);
   driver().stream_destroy(std::exchange(stream_, nullptr));
 }
 
-void Graph::connect(size_t port, const void* outer) {
+bool Graph::connect(size_t port, const void* outer) {
   Port& p = ports_[port];
   const bool enable = !redirect(port, outer) && outer != nullptr;
   if (p.node != nullptr && enable != p.enabled) {
@@ -136,7 +149,7 @@ void Graph::connect(size_t port, const void* outer) {
   }
   p.enabled = enable;
   const void*& end = p.before ? p.src : p.dst;
-  if (!enable || end == outer) return;
+  if (!enable || end == outer) return enable;
   if (p.node != nullptr) {
     ContextGuard guard(device_);
     void* inner = p.inner();
@@ -145,6 +158,7 @@ void Graph::connect(size_t port, const void* outer) {
     check(driver().graph_set_kernel(exec_, p.node, &call.node), "change a CUDA graph");
   }
   end = outer;
+  return true;
 }
 
 void Graph::copy_ports(bool before, Stream stream) const {
@@ -186,7 +200,10 @@ void* Graph::allocate(size_t nbytes) {
 
 bool Graph::release(void* pointer) noexcept {
   auto found = std::ranges::find(blocks_, pointer, &Block::data);
-  if (found == blocks_.end()) return false;
+  if (found == blocks_.end()) {
+    gave_back_ = gave_back_ || pointer != nullptr;
+    return false;
+  }
   found->used = false;
   return true;
 }

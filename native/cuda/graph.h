@@ -12,7 +12,9 @@
 #pragma once
 
 #include <cstddef>
+#include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <vector>
 
 #include "driver.h"
@@ -37,8 +39,8 @@ class Graph {
   void end(const Graph* earlier);
 
   // The caller's memory of an input or output from the next launch on; null: there is none, and an
-  // output stays where the graph has it.
-  void connect(size_t port, const void* outer);
+  // output stays where the graph has it. Whether a launch copies.
+  bool connect(size_t port, const void* outer);
   void launch(Stream stream);
 
   // Whether it copies from or to host memory: then such memory is in use until the work is done.
@@ -46,6 +48,7 @@ class Graph {
 
   // The graph that records on this thread, or null. Throws Failure for another device than its own.
   static Graph* recording(int device);
+  static bool is_recording() noexcept;
 
   // For memory.cpp. release() returns false for memory that is not the graph's.
   void* allocate(size_t nbytes);
@@ -71,13 +74,15 @@ class Graph {
     const void* kernels_see = nullptr;  // the address that kernels were told
   };
 
+  void leave() noexcept;
   void stop() noexcept;
   void copy_ports(bool before, Stream stream) const;
   std::vector<GraphPlace> places() const;
   bool redirect(size_t port, const void* outer);
 
   int device_;
-  Stream stream_ = nullptr;      // while it records
+  std::unique_lock<std::shared_mutex> alone_;  // while it records, as the stream
+  Stream stream_ = nullptr;
   GraphHandle graph_ = nullptr;  // the nodes of ports are in it
   GraphExec exec_ = nullptr;
   std::vector<Block> blocks_;
@@ -86,6 +91,7 @@ class Graph {
   std::vector<Port> ports_;
   std::optional<GraphKernels> kernels_;
   bool copies_host_ = false;
+  bool gave_back_ = false;  // memory of before
 };
 
 }  // namespace pteron::cuda

@@ -30,6 +30,19 @@ bool same(Result (*get)(GraphNode, Params*), GraphNode a, GraphNode b) {
          std::memcmp(&first, &second, sizeof first) == 0;
 }
 
+// The only place that is this much further on in the second recording.
+std::optional<size_t> place_that_moved(std::span<const GraphPlace> first,
+                                       std::span<const GraphPlace> second, uint64_t distance) {
+  std::optional<size_t> found;
+  for (size_t p = 0; p < first.size(); ++p) {
+    if (first[p].nbytes == 0) continue;
+    if (to_device_ptr(second[p].data) - to_device_ptr(first[p].data) != distance) continue;
+    if (found) return {};
+    found = p;
+  }
+  return found;
+}
+
 bool same_shape(const KernelNode& a, const KernelNode& b) {
   return a.function == b.function && a.grid_x == b.grid_x && a.grid_y == b.grid_y &&
          a.grid_z == b.grid_z && a.block_x == b.block_x && a.block_y == b.block_y &&
@@ -47,9 +60,12 @@ bool GraphKernels::read_kernel(GraphNode node, Kernel& kernel) {
   }
   size_t offset = 0;
   size_t size = 0;
-  while (d.argument_info(kernel.call.function, kernel.sizes.size(), &offset, &size) == kSuccess) {
+  Result result = kSuccess;
+  while ((result = d.argument_info(kernel.call.function, kernel.sizes.size(), &offset, &size)) ==
+         kSuccess) {
     kernel.sizes.push_back(size);
   }
+  if (result != kInvalidValue) return false;  // what comes after the last one
   std::vector<size_t> starts;
   for (size_t i = 0; i < kernel.sizes.size(); ++i) {
     starts.push_back(kernel.words.size());
@@ -96,18 +112,12 @@ std::optional<GraphKernels> GraphKernels::find(GraphHandle first,
       if (is.sizes[i] != sizeof(uint64_t)) return {};
       const uint64_t old_value = *static_cast<uint64_t*>(was.arguments[i]);
       const uint64_t new_value = *static_cast<uint64_t*>(is.arguments[i]);
-      size_t p = 0;
-      for (; p < second_places.size(); ++p) {
-        const uint64_t old_start = to_device_ptr(first_places[p].data);
-        const uint64_t new_start = to_device_ptr(second_places[p].data);
-        if (old_value >= old_start && old_value - old_start < first_places[p].nbytes &&
-            old_value - old_start == new_value - new_start) {
-          break;
-        }
-      }
-      if (p == second_places.size()) return {};
-      found.addresses_[p].push_back(
-          {found.kernels_.size(), i, old_value - to_device_ptr(first_places[p].data)});
+      const std::optional<size_t> p =
+          place_that_moved(first_places, second_places, new_value - old_value);
+      if (!p) return {};
+      const uint64_t offset = old_value - to_device_ptr(first_places[*p].data);
+      if (offset >= first_places[*p].nbytes) return {};
+      found.addresses_[*p].push_back({found.kernels_.size(), i, offset});
     }
     found.kernels_.push_back(std::move(is));
   }

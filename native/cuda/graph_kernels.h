@@ -3,8 +3,8 @@
 //
 // The graph is recorded twice, with inputs and outputs in different places and all else the same.
 // What differs then must be such an address: an argument of eight bytes that points as far into the
-// place of the second recording as into that of the first. One difference that is not, in whatever
-// kind of work, and nothing is taken for an address.
+// place of the second recording as into that of the first, and no other place has moved as far. One
+// difference that is not, in whatever kind of work, and nothing is taken for an address.
 #pragma once
 
 #include <optional>
@@ -31,6 +31,8 @@ class GraphKernels {
                                           GraphHandle second,
                                           std::span<const GraphPlace> second_places);
 
+  // Whether any kernel uses the input or output.
+  bool use(size_t place) const { return !addresses_[place].empty(); }
   // From the next launch on kernels find the input or output there. Aligned as its place is.
   void move(size_t place, const void* to);
   // Before a launch: tells the graph what was moved.

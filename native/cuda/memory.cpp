@@ -77,9 +77,14 @@ Block forget(void* pointer) {
   return block;
 }
 
-// The context must be current.
-void free_cached(int device) {
-  for (void* pointer : block_cache(device).clear()) driver().memory_free(to_device_ptr(pointer));
+// Gives back to the device what the pool holds and nobody uses. The context must be current.
+void trim(int device, Pool pool) {
+  // Not with memory_free(), which waits for the device but not where the memory is a pool's.
+  for (void* pointer : block_cache(device).clear(nullptr)) {
+    driver().free_async(to_device_ptr(pointer), nullptr);
+  }
+  synchronize_device(device);  // blocks may still wait for their streams
+  driver().pool_trim(pool, 0);
 }
 
 [[noreturn]] void out_of_memory(Result result, size_t nbytes, int device) {
@@ -93,13 +98,13 @@ void free_block(int device, void* pointer, Stream stream, bool ordered) noexcept
   to_code([&] {
     const Block block = forget(pointer);
     ContextGuard guard(device);
-    // cuMemFree waits for the device by itself, so it is right for pool memory as well.
     if (block.pooled && ordered) {
-      if (block_cache(device).put(pointer, block.nbytes, stream)) return;
-      driver().free_async(to_device_ptr(pointer), stream);
-    } else {
-      driver().memory_free(to_device_ptr(pointer));
+      bool kept = false;
+      to_code([&] { kept = block_cache(device).put(pointer, block.nbytes, stream); });
+      if (kept || driver().free_async(to_device_ptr(pointer), stream) == kSuccess) return;
+      if (!Graph::is_recording()) synchronize_device(device);  // the stream is of no use any more
     }
+    driver().memory_free(to_device_ptr(pointer));
   });
 }
 
@@ -123,10 +128,7 @@ void* allocate_async(int device, size_t nbytes, Stream stream) {
   const size_t size = BlockCache::rounded(nbytes);
   Result result = driver().pool_alloc_async(&pointer, size, pool, stream);
   if (result == kOutOfMemory) {
-    // Freed blocks may still wait for their streams, or be kept in the wrong sizes.
-    free_cached(device);
-    driver().context_synchronize();
-    driver().pool_trim(pool, 0);
+    trim(device, pool);
     result = driver().pool_alloc_async(&pointer, size, pool, stream);
   }
   if (result != kSuccess) out_of_memory(result, nbytes, device);
@@ -135,13 +137,14 @@ void* allocate_async(int device, size_t nbytes, Stream stream) {
 }
 
 void free_async(int device, void* pointer, Stream stream) noexcept {
-  bool recorded = false;
+  bool released = false;
   to_code([&] {
     Graph* graph = Graph::recording(device);
-    recorded = graph != nullptr && graph->release(pointer);
+    if (graph == nullptr) return;
+    released = graph->release(pointer);
+    stream = shared_stream(device);  // nothing real is ordered by what is recorded
   });
-  if (recorded) return;
-  free_block(device, pointer, stream, true);
+  if (!released) free_block(device, pointer, stream, true);
 }
 
 void* allocate(int device, size_t nbytes) {
@@ -168,11 +171,10 @@ void trim_pool(int device) noexcept {
       std::lock_guard lock(s.mutex);
       if (auto found = s.pools.find(device); found != s.pools.end()) pool = found->second;
     }
-    if (pool == nullptr) return;
+    // A wait would end what this thread records.
+    if (pool == nullptr || Graph::is_recording()) return;
     ContextGuard guard(device);
-    free_cached(device);
-    driver().context_synchronize();
-    driver().pool_trim(pool, 0);
+    trim(device, pool);
   });
 }
 

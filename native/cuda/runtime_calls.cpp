@@ -4,6 +4,7 @@
 // libraries written by torch 2.11 never unload their kernels, so the modules that a handle loaded
 // are remembered (modules.h) and unloaded with it.
 #include "context.h"
+#include "graph.h"
 #include "memory.h"
 #include "modules.h"
 #include "shims.h"
@@ -25,6 +26,12 @@ Result runtime_call(Body&& body) noexcept {
   return result;
 }
 
+// These calls are done at once: a launch of the graph would not repeat them.
+void refuse_while_recording() {
+  if (!Graph::is_recording()) return;
+  throw Failure(ErrorCode::NotSupported, "the model needs the host in the middle of its run");
+}
+
 // The runtime API makes the primary context current by itself.
 void ensure_context() {
   Context current = nullptr;
@@ -38,6 +45,7 @@ void ensure_context() {
 
 PTERON_SHIM int cudaMalloc(void** out, size_t nbytes) {
   return runtime_call([&](const Driver& d) {
+    refuse_while_recording();
     ensure_context();
     DevicePtr pointer = 0;
     const Result result = nbytes == 0 ? kSuccess : d.memory_alloc(&pointer, nbytes);
@@ -49,6 +57,7 @@ PTERON_SHIM int cudaMalloc(void** out, size_t nbytes) {
 PTERON_SHIM int cudaFree(void* pointer) {
   return runtime_call([&](const Driver& d) {
     if (pointer == nullptr) return Result{kSuccess};
+    refuse_while_recording();
     ensure_context();
     const Result result = d.memory_free(to_device_ptr(pointer));
     return is_shut_down(result) ? Result{kSuccess} : result;
@@ -59,6 +68,7 @@ PTERON_SHIM int cudaFree(void* pointer) {
 PTERON_SHIM int cudaMemcpy(void* dst, const void* src, size_t nbytes, int kind) {
   return runtime_call([&](const Driver& d) {
     if (nbytes == 0) return Result{kSuccess};
+    refuse_while_recording();
     ensure_context();
     switch (kind) {
       case 1:

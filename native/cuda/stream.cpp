@@ -64,6 +64,19 @@ Stream shared_stream(int device) {
   return stream;
 }
 
+int stream_device(int device, Stream stream) {
+  constexpr uintptr_t kPerThread = 2;  // null, 1 and 2 are no streams of their own
+  Context context = nullptr;
+  if (reinterpret_cast<uintptr_t>(stream) <= kPerThread || driver().stream_context == nullptr ||
+      driver().stream_context(stream, &context) != kSuccess || context == primary_context(device)) {
+    return device;
+  }
+  for (int other = 0; other < device_count(); ++other) {
+    if (context == primary_context(other)) return other;
+  }
+  return device;  // in a context of somebody's own
+}
+
 Stream current_stream(int device) noexcept {
   if (guarded_device == device) return guarded_stream;
   return caller_stream(device).value_or(nullptr);

@@ -21,6 +21,10 @@ void clear_caller_stream(int device) noexcept;
 // The process's own stream on a device: blocking, so that it takes part in legacy ordering.
 Stream shared_stream(int device);
 
+// The device of a caller's stream; `device` where that cannot be told, as of the default streams,
+// which are there on every device.
+int stream_device(int device, Stream stream);
+
 // What the shims allocate and copy on: the innermost StreamGuard, else the caller's stream, else
 // the legacy stream.
 Stream current_stream(int device) noexcept;

@@ -56,6 +56,11 @@ class InputReader {
   // The CUDA stream that inputs must be ready on; without it the legacy default stream.
   void set_stream(void* stream) noexcept;
 
+  // The stream of another reader, if it has one.
+  void set_stream_of(const InputReader& other) noexcept {
+    if (other.has_stream_) set_stream(other.stream_);
+  }
+
   // After a run on the stream: makes the streams that the inputs come from wait for its end, so
   // that what they do with the memory once the inputs are let go does not come too early.
   void give_back() const;
@@ -63,11 +68,18 @@ class InputReader {
   // Gives input `i` a value that another reader has read and holds.
   void assign(size_t i, const InputReader& from) noexcept {
     values_[i] = from.values_[i];
+    held_[i].has_producer = from.held_[i].has_producer;
+    held_[i].producer = from.held_[i].producer;
     if (torch_api_ == nullptr) torch_api_ = from.torch_api_;
   }
   void assign(size_t i, const TensorView& view) noexcept {
     values_[i].kind = ValueKind::Tensor;
     values_[i].tensor = view;
+  }
+  // The stream on which the memory of device input `i` is given back.
+  void set_producer(size_t i, void* stream) noexcept {
+    held_[i].has_producer = true;
+    held_[i].producer = stream;
   }
 
   // Lets go of what input `i` borrows.

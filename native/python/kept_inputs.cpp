@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/cuda_library.h"
+
 namespace pteron::python {
 namespace {
 
@@ -14,6 +16,16 @@ std::vector<int64_t> layout_of(const TensorView& view) {
     layout.push_back(view.strides ? view.strides[i] * view.stride_unit : 0);
   }
   return layout;
+}
+
+// A copy that is ready on every stream.
+TensorRef ready_copy(const TensorView& view) {
+  if (view.device.is_cpu()) return copy_of(view);
+  const NoGil released;
+  cuda::synchronize(view.device);
+  TensorRef copy = cuda::copy_of(view, nullptr);
+  cuda::synchronize(view.device);
+  return copy;
 }
 
 }  // namespace
@@ -29,7 +41,7 @@ class KeptInput {
     layout_ = layout_of(value.tensor);
     // A borrowed result of this method: every run would read what the run before left there.
     if (method.in_own_memory(value.tensor.data)) {
-      copy_ = copy_of(value.tensor);
+      copy_ = ready_copy(value.tensor);
       if (!copy_) throw std::bad_alloc();
     }
   }
@@ -44,6 +56,7 @@ class KeptInput {
     TensorView view = view_of(*copy_.get());
     view.raw = first().tensor.raw;
     reader.assign(i_, view);
+    if (!view.device.is_cpu()) reader.set_producer(i_, copy_->stream);
   }
 
   // Reads the object again. `origin` stands behind the input's name in messages.
@@ -85,8 +98,10 @@ namespace {
 
 // What was passed, read but not yet committed.
 struct Passed {
-  Passed(const Method& method, PyObject* const* objects, size_t count)
+  // Ready on the stream of the reader `to` that they are for.
+  Passed(const Method& method, PyObject* const* objects, size_t count, const InputReader& to)
       : reader(std::make_shared<InputReader>(method, count)) {
+    reader->set_stream_of(to);
     for (size_t i = 0; i < count; ++i) reader->read(i, objects[i]);
     for (size_t i = 0; i < count; ++i) {
       inputs.push_back(std::make_shared<KeptInput>(method, objects[i], reader, i));
@@ -103,7 +118,7 @@ KeptList KeptInputs::set(const Method& method, PyObject* const* objects, size_t 
   KeptList inputs;
   try {
     method.check_count(count);
-    Passed passed(method, objects, count);
+    Passed passed(method, objects, count, reader);
     passed.reader->commit();
     inputs = std::move(passed.inputs);
   } catch (...) {
@@ -131,7 +146,7 @@ KeptList KeptInputs::merge(const Method& method, PyObject* const* objects, size_
                     std::to_string(expected) + ", later ones may leave out the last ones, " +
                     code_text(Code::InvalidArgument));
   }
-  Passed passed(method, objects, count);
+  Passed passed(method, objects, count, reader);
   KeptList& inputs = passed.inputs;
   for (size_t i = count; i < expected; ++i) {
     before[i]->read_again(method, reader, ", kept from an earlier call,");

@@ -68,6 +68,13 @@ void run(Method& method, InputReader& reader, Method::Outputs mode, std::span<Ou
   reader.give_back();
 }
 
+// Before the inputs are read.
+void set_stream(const Method& method, InputReader& reader, const Method::Stream& stream) {
+  if (!stream.given) return;
+  method.check_stream(stream);
+  reader.set_stream(stream.handle);
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names) {
   return entry([&]() -> PyObject* {
     const std::shared_ptr<Method> held = open_method(self);
@@ -105,7 +112,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* n
     }
     method.check_count(count);
     InputReader reader(method, count);
-    if (stream.given) reader.set_stream(stream.handle);
+    set_stream(method, reader, stream);
     for (size_t i = 0; i < count; ++i) reader.read(i, args[i]);
     OutputValues outputs(method.spec().outputs.size());
     run(method, reader, Method::Outputs::Owned, outputs.span(), stream);
@@ -131,7 +138,7 @@ PyObject* execute(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObj
       const InputList inputs(given.inputs);
       method.check_count(inputs.size());
       InputReader reader(method, inputs.size());
-      if (given.stream.given) reader.set_stream(given.stream.handle);
+      set_stream(method, reader, given.stream);
       for (size_t i = 0; i < inputs.size(); ++i) reader.read(i, inputs.data()[i]);
       run(method, reader, given.clone_outputs ? Method::Outputs::Owned : Method::Outputs::Borrowed,
           outputs.span(), given.stream);
@@ -139,7 +146,7 @@ PyObject* execute(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObj
       return output_list(outputs.span(), output_api(reader.torch_api()));
     }
     InputReader reader(method, method.spec().inputs.size());
-    if (given.stream.given) reader.set_stream(given.stream.handle);
+    set_stream(method, reader, given.stream);
     const KeptList inputs = cast(self)->kept->read(method, reader);
     return run_and_keep(self, method, reader, given.clone_outputs, outputs.span(), given.stream);
   });
@@ -160,7 +167,7 @@ PyObject* call_keeping(PyObject* self, PyObject* const* args, Py_ssize_t nargs) 
     KeptInputs& kept = *cast(self)->kept;
     OutputValues outputs(method.spec().outputs.size());
     InputReader reader(method, method.spec().inputs.size());
-    if (stream.given) reader.set_stream(stream.handle);
+    set_stream(method, reader, stream);
     if (complete) {
       const KeptList inputs = kept.set(method, given.data(), given.size(), reader);
       return run_and_keep(self, method, reader, clone, outputs.span(), stream);
@@ -337,6 +344,7 @@ PyMethodDef methods[] = {
      "results and torch tensors are ordered by events, and other DLPack producers asked to order\n"
      "themselves; their memory must stay until the stream is done.\n\n"
      "Raises:\n"
+     "    ArgumentError: stream is of another device than the method's inputs and outputs.\n"
      "    InputError: an input does not fit; the text names it. Nothing ran.\n"
      "    ExecutionError: the program failed; reasons has what the runtime said.\n"
      "    MethodStateError: a step is missing or was too early."},

@@ -175,6 +175,7 @@ class Method:
         themselves; their memory must stay until the stream is done.
 
         Raises:
+            ArgumentError: stream is of another device than the method's inputs and outputs.
             InputError: an input does not fit; the text names it. Nothing ran.
             ExecutionError: the program failed; reasons has what the runtime said.
             MethodStateError: a step is missing or was too early.

@@ -199,8 +199,8 @@ class Program:
             name: Its name.
             cuda_graph: Record all that it does on its CUDA device now, as a CUDA graph, which each
                 run then launches as a whole. Faster where a model has many small kernels. For
-                methods that do all their work on one device, with static shapes; inputs are copied
-                to fixed memory, as planned ones are.
+                methods that do all their work on one device, with static shapes. No thread may
+                wait for that device meanwhile, pteron's own runs excepted: see the documentation.
 
         Raises:
             ArgumentError: With `cuda_graph`: the work cannot be recorded; says why.

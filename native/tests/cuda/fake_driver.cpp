@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -25,11 +26,18 @@ int current_device() { return thread_contexts().empty() ? 0 : thread_contexts().
 
 namespace {
 
-constexpr uintptr_t kLegacy = 0x100, kPerThread = 0x200;  // no allocated handle is as low
+constexpr uintptr_t kLegacy = 0x100, kPerThread = 0x1000;  // no allocated handle is as low
+
+// Each thread has a stream of its own.
+uintptr_t per_thread() {
+  static std::atomic<uintptr_t> threads{0};
+  thread_local const uintptr_t number = threads++;
+  return kPerThread + 0x100 * number;
+}
 
 void* special(uintptr_t base, int device) {
   void* handle = reinterpret_cast<void*>(base + static_cast<unsigned>(device));
-  fake().streams.try_emplace(handle, Stream{device, true, {}});
+  fake().streams.try_emplace(handle, Stream{.device = device});
   return handle;
 }
 
@@ -40,7 +48,7 @@ void* legacy_of(int device) { return special(kLegacy, device); }
 void* resolve(void* handle) {
   const auto number = reinterpret_cast<uintptr_t>(handle);
   if (number <= 1) return legacy_of(current_device());
-  return number == 2 ? special(kPerThread, current_device()) : handle;
+  return number == 2 ? special(per_thread(), current_device()) : handle;
 }
 
 Result own_stream(void* handle, void** resolved) {
@@ -135,12 +143,26 @@ void run_everything() {
   for (auto& [handle, stream] : fake().streams) run_until(handle, fake().tickets);
 }
 
+bool break_recordings(int device, bool only_blocking) {
+  bool any = false;
+  for (auto& [handle, stream] : fake().streams) {
+    if (stream.device != device || stream.recording == nullptr) continue;
+    if (only_blocking && !stream.blocking) continue;
+    any = stream.broken = true;
+  }
+  return any;
+}
+
 Result submit(void* handle, Node node) {
   void* stream = nullptr;
   if (const Result wrong = own_stream(handle, &stream); wrong != kOk) return wrong;
   if (Graph* graph = fake().streams[stream].recording) {
+    if (fake().streams[stream].broken) return kRecordingBroken;
     graph->nodes.push_back(std::move(node));
     return kOk;
+  }
+  if (stream == legacy_of(current_device()) && break_recordings(current_device(), true)) {
+    return kLegacyWhileRecording;
   }
   const uint64_t ticket = ++fake().tickets;
   if (!fake().deferred) {
@@ -156,14 +178,14 @@ Result submit(void* stream, std::function<void()> body) {
   return submit(stream, Node{.body = std::move(body)});
 }
 
-Result allocate(Pointer* out, size_t nbytes) {
+Result allocate(Pointer* out, size_t nbytes, bool pooled) {
   NEED_CONTEXT();
   if (nbytes == 0) return kInvalidValue;
   if (fake().counters.live_bytes + nbytes > fake().memory) return kOutOfMemory;
   void* memory = std::aligned_alloc(256, (nbytes + 255) / 256 * 256);
   if (memory == nullptr) return kOutOfMemory;
   std::memset(memory, 0xCD, nbytes);
-  fake().blocks[reinterpret_cast<uintptr_t>(memory)] = {nbytes, thread_contexts().back()};
+  fake().blocks[reinterpret_cast<uintptr_t>(memory)] = {nbytes, thread_contexts().back(), pooled};
   ++fake().counters.live_blocks;
   ++fake().counters.allocations;
   fake().counters.live_bytes += nbytes;
@@ -177,8 +199,10 @@ Result release(Pointer p) {
   --fake().counters.live_blocks;
   fake().counters.live_bytes -= found->second.nbytes;
   std::memset(pointer(p), 0xDD, found->second.nbytes);
+  // Work that is still to come would be seen to use it.
+  const bool late = found->second.pooled && fake().deferred;
   fake().blocks.erase(found);
-  std::free(pointer(p));
+  if (!late) std::free(pointer(p));
   return kOk;
 }
 

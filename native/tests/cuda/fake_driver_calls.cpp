@@ -1,7 +1,6 @@
 // The cu* functions of the fake driver.
 #include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "fake_driver_state.h"
 
@@ -93,6 +92,7 @@ FAKE Result cuCtxGetDevice(int* out) {
 FAKE Result cuCtxSynchronize() {
   ENTER(cuCtxSynchronize);
   NEED_CONTEXT();
+  if (break_recordings(current_device(), false)) return kNotWhileRecording;
   ++fake().counters.device_waits;
   ++fake().device_waits[current_device()];
   run_device(current_device());
@@ -107,12 +107,14 @@ FAKE Result cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
 }
 FAKE Result cuMemAlloc_v2(Pointer* out, size_t nbytes) {
   ENTER(cuMemAlloc_v2);
-  return allocate(out, nbytes);
+  return allocate(out, nbytes, false);
 }
+// Waits for the device, but not where the memory is a pool's.
 FAKE Result cuMemFree_v2(Pointer p) {
   ENTER(cuMemFree_v2);
   if (!on_current_device(pointer(p))) return bad_context();
-  run_device(current_device());
+  auto found = fake().blocks.find(address(p));
+  if (found != fake().blocks.end() && !found->second.pooled) run_device(current_device());
   return release(p);
 }
 FAKE Result cuMemHostAlloc(void** out, size_t nbytes, unsigned) {
@@ -154,7 +156,7 @@ FAKE Result cuMemAllocFromPoolAsync(Pointer* out, size_t nbytes, void* pool, voi
   if (!fake().pool_handles.contains(pool)) return kInvalidHandle;
   NEED_DEVICE(fake().pool_handles[pool]);
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
-  return allocate(out, nbytes);
+  return allocate(out, nbytes, true);
 }
 FAKE Result cuMemFreeAsync(Pointer p, void* stream) {
   ENTER(cuMemFreeAsync);
@@ -272,14 +274,22 @@ FAKE Result cuPointerGetAttributes(unsigned count, int* attributes, void** value
 FAKE Result cuStreamCreate(void** out, unsigned flags) {
   ENTER(cuStreamCreate);
   *out = std::malloc(1);
-  fake().streams[*out] = {current_device(), (flags & 1U) == 0, {}};
+  fake().streams[*out] = {.device = current_device(), .blocking = (flags & 1U) == 0};
   ++fake().counters.live_streams;
+  return kOk;
+}
+FAKE Result cuStreamGetCtx(void* stream, void** out) {
+  ENTER(cuStreamGetCtx);
+  auto found = fake().streams.find(resolve(stream));
+  if (found == fake().streams.end()) return kInvalidHandle;
+  *out = context_of(found->second.device);
   return kOk;
 }
 FAKE Result cuStreamDestroy_v2(void* stream) {
   ENTER(cuStreamDestroy_v2);
   if (stream == nullptr || resolve(stream) != stream) return kInvalidHandle;
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
+  delete fake().streams[stream].recording;
   run_stream(stream);
   fake().streams.erase(stream);
   --fake().counters.live_streams;
@@ -288,7 +298,13 @@ FAKE Result cuStreamDestroy_v2(void* stream) {
 FAKE Result cuStreamSynchronize(void* stream) {
   ENTER(cuStreamSynchronize);
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
-  if (fake().streams[stream].recording != nullptr) return kNotWhileRecording;
+  if (fake().streams[stream].recording != nullptr) {
+    fake().streams[stream].broken = true;
+    return kNotWhileRecording;
+  }
+  if (stream == legacy_of(current_device()) && break_recordings(current_device(), true)) {
+    return kLegacyWhileRecording;
+  }
   ++fake().counters.stream_waits;
   run_stream(stream);
   return kOk;
@@ -297,6 +313,11 @@ FAKE Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
   ENTER(cuStreamWaitEvent);
   if (!fake().events.contains(event)) return kInvalidHandle;  // of any device
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
+  Stream& waiting = fake().streams[stream];
+  if (event->recorded || waiting.recording != nullptr) {  // no graph of ours has events
+    waiting.broken = waiting.recording != nullptr;
+    return kNotRecorded;
+  }
   ++fake().counters.stream_wait_events;
   if (event->ticket != 0 && fake().deferred) {
     fake().streams[stream].queue.push_back({++fake().tickets, event->ticket, event->stream, {}});
@@ -305,7 +326,7 @@ FAKE Result cuStreamWaitEvent(void* stream, Event* event, unsigned) {
 }
 FAKE Result cuEventCreate(Event** out, unsigned) {
   ENTER(cuEventCreate);
-  *out = new Event{current_device()};
+  *out = new Event{.device = current_device()};
   fake().events.insert(*out);
   ++fake().counters.live_events;
   return kOk;
@@ -324,6 +345,8 @@ FAKE Result cuEventRecord(Event* event, void* stream) {
   if (!fake().events.contains(event)) return kInvalidHandle;
   NEED_DEVICE(event->device);
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
+  event->recorded = fake().streams[stream].recording != nullptr;
+  if (event->recorded) return kOk;
   ++fake().counters.event_records;
   event->ticket = ++fake().tickets;
   event->stream = stream;
@@ -335,6 +358,7 @@ FAKE Result cuEventQuery(Event* event) {
   ENTER(cuEventQuery);
   if (!fake().events.contains(event)) return kInvalidHandle;
   NEED_DEVICE(event->device);
+  if (event->recorded) return kRecordedEvent;
   auto found = fake().streams.find(event->stream);
   if (event->ticket == 0 || found == fake().streams.end()) return kOk;
   for (const Work& work : found->second.queue) {
@@ -346,6 +370,7 @@ FAKE Result cuEventSynchronize(Event* event) {
   ENTER(cuEventSynchronize);
   if (!fake().events.contains(event)) return kInvalidHandle;
   NEED_DEVICE(event->device);
+  if (event->recorded) return kRecordedEvent;
   ++fake().counters.event_waits;
   if (event->ticket != 0) run_until(event->stream, event->ticket);
   return kOk;
@@ -368,182 +393,5 @@ FAKE Result cuModuleUnload(void* module) {
   fake().modules.erase(found);
   std::free(module);
   --fake().counters.live_modules;
-  return kOk;
-}
-namespace {
-// pteron's own kernel: dst, src, nbytes.
-void run_copy(void* arguments) {
-  auto* words = static_cast<uint64_t*>(arguments);
-  ++fake().counters.device_copies;
-  std::memcpy(pointer(words[0]), pointer(words[1]), words[2]);
-}
-
-// A kernel's arguments, which a copy must be able to use.
-Result take_arguments(Node& node, void** arguments, size_t count) {
-  node.words.resize(count);
-  for (size_t i = 0; i < count; ++i) std::memcpy(&node.words[i], arguments[i], 8);
-  if (node.kernel != run_copy) return kOk;
-  const bool good = inside(pointer(node.words[0]), node.words[2]) &&
-                    inside(pointer(node.words[1]), node.words[2]);
-  return good ? kOk : bad_pointer();
-}
-}  // namespace
-
-FAKE Result cuModuleGetFunction(void** out, void* module, const char* name) {
-  ENTER(cuModuleGetFunction);
-  *out = module;
-  if (std::strcmp(name, "pteron_copy") == 0) *out = reinterpret_cast<void*>(run_copy);
-  return kOk;
-}
-FAKE Result cuFuncSetAttribute(void*, int, int) { return kOk; }
-
-FAKE Result cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned,
-                           unsigned, unsigned, void* stream, void** arguments, void**) {
-  ENTER(cuLaunchKernel);
-  NEED_CONTEXT();
-  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
-  ++fake().counters.launches;
-  if (function != reinterpret_cast<void*>(run_copy)) return kOk;
-  Node node{.type = 0, .kernel = run_copy};
-  if (const Result wrong = take_arguments(node, arguments, 3); wrong != kOk) return wrong;
-  return submit(stream, std::move(node));
-}
-
-FAKE Result cuStreamBeginCapture_v2(void* stream, int) {
-  ENTER(cuStreamBeginCapture_v2);
-  if (stream == nullptr) return kInvalidHandle;
-  if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
-  fake().streams[stream].recording = new Graph;
-  return kOk;
-}
-FAKE Result cuStreamEndCapture(void* stream, Graph** out) {
-  ENTER(cuStreamEndCapture);
-  if (!fake().streams.contains(stream)) return kInvalidHandle;
-  *out = std::exchange(fake().streams[stream].recording, nullptr);
-  if (*out == nullptr) return kInvalidValue;
-  fake().graphs.insert(*out);
-  return kOk;
-}
-FAKE Result cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id,
-                                      Graph** out, Node*** nodes, size_t* count) {
-  ENTER(cuStreamGetCaptureInfo_v2);
-  if (!fake().streams.contains(stream)) return kInvalidHandle;
-  Graph* graph = fake().streams[stream].recording;
-  *status = graph != nullptr ? 1 : 0;
-  *id = 1;
-  *out = graph;
-  thread_local Node* last = nullptr;
-  *count = graph == nullptr || graph->nodes.empty() ? 0 : 1;
-  if (*count != 0) last = &graph->nodes.back();
-  *nodes = &last;
-  return kOk;
-}
-FAKE Result cuGraphInstantiateWithFlags(GraphExec** out, Graph* graph, unsigned long long) {
-  ENTER(cuGraphInstantiateWithFlags);
-  if (!fake().graphs.contains(graph)) return kInvalidHandle;
-  *out = new GraphExec;
-  for (const Node& node : graph->nodes) {
-    (*out)->template_of[&node] = (*out)->nodes.size();
-    (*out)->nodes.push_back(node);
-  }
-  fake().graph_execs.insert(*out);
-  ++fake().counters.live_graphs;
-  return kOk;
-}
-
-namespace {
-struct KernelNode {
-  void* function;
-  unsigned sizes[7];
-  void** arguments;
-  void** extra;
-};
-
-Node* node_of(GraphExec* exec, const Node* node) {
-  if (!fake().graph_execs.contains(exec)) return nullptr;
-  auto found = exec->template_of.find(node);
-  return found == exec->template_of.end() ? nullptr : &exec->nodes[found->second];
-}
-}  // namespace
-
-FAKE Result cuGraphExecKernelNodeSetParams(GraphExec* exec, const Node* which,
-                                           const KernelNode* kernel) {
-  ENTER(cuGraphExecKernelNodeSetParams);
-  NEED_CONTEXT();
-  Node* node = node_of(exec, which);
-  if (node == nullptr || reinterpret_cast<void*>(node->kernel) != kernel->function) {
-    return kInvalidHandle;
-  }
-  return take_arguments(*node, kernel->arguments, node->words.size());
-}
-FAKE Result cuGraphGetNodes(Graph* graph, Node** nodes, size_t* count) {
-  ENTER(cuGraphGetNodes);
-  if (!fake().graphs.contains(graph)) return kInvalidHandle;
-  size_t i = 0;
-  for (Node& node : graph->nodes) {
-    if (nodes != nullptr && i < *count) nodes[i] = &node;
-    ++i;
-  }
-  *count = i;
-  return kOk;
-}
-FAKE Result cuGraphNodeGetType(const Node* node, int* type) {
-  *type = node->type;
-  return kOk;
-}
-FAKE Result cuGraphKernelNodeGetParams(Node* node, KernelNode* kernel) {
-  if (node->kernel == nullptr) return kInvalidValue;
-  node->arguments.clear();
-  for (uint64_t& word : node->words) node->arguments.push_back(&word);
-  *kernel = {reinterpret_cast<void*>(node->kernel),
-             {1, 1, 1, 1, 1, 1, 0},
-             node->arguments.data(),
-             nullptr};
-  return kOk;
-}
-// Not as the real driver says it, but two that differ are told differently. Of fills nothing is.
-FAKE Result cuGraphMemcpyNodeGetParams(const Node* node, void* params) {
-  if (node->type != 1 || node->words.empty()) return kInvalidValue;
-  std::memcpy(params, node->words.data(), 8 * node->words.size());
-  return kOk;
-}
-FAKE Result cuGraphMemsetNodeGetParams(const Node*, void*) { return kInvalidValue; }
-FAKE Result cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
-  std::lock_guard lock(fake().mutex);
-  auto found = fake().kernels.find(function);
-  if (found == fake().kernels.end() || index >= found->second) return kInvalidValue;
-  *offset = 8 * index;
-  *size = 8;
-  return kOk;
-}
-FAKE Result cuGraphNodeSetEnabled(GraphExec* exec, const Node* which, unsigned enabled) {
-  ENTER(cuGraphNodeSetEnabled);
-  Node* node = node_of(exec, which);
-  if (node == nullptr) return kInvalidHandle;
-  node->enabled = enabled != 0;
-  return kOk;
-}
-FAKE Result cuGraphLaunch(GraphExec* exec, void* stream) {
-  ENTER(cuGraphLaunch);
-  NEED_CONTEXT();
-  if (!fake().graph_execs.contains(exec)) return kInvalidHandle;
-  ++fake().counters.graph_launches;
-  return submit(stream, [nodes = exec->nodes] {
-    for (const Node& node : nodes) {
-      if (node.enabled) node.run();
-    }
-  });
-}
-FAKE Result cuGraphExecDestroy(GraphExec* exec) {
-  ENTER(cuGraphExecDestroy);
-  if (fake().graph_execs.erase(exec) == 0) return kInvalidHandle;
-  delete exec;
-  --fake().counters.live_graphs;
-  return kOk;
-}
-FAKE Result cuGraphDestroy(Graph* graph) {
-  ENTER(cuGraphDestroy);
-  if (fake().graphs.erase(graph) == 0) return kInvalidHandle;
-  delete graph;
   return kOk;
 }

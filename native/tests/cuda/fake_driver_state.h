@@ -1,4 +1,4 @@
-// The fake driver's state and the rules of its streams, shared by its two files.
+// The fake driver's state and the rules of its streams, shared by its files.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,19 @@ using Pointer = unsigned long long;
 
 constexpr Result kOk = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3,
                  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600,
-                 kNotWhileRecording = 900;
+                 kNotWhileRecording = 900, kRecordingBroken = 901, kNotRecorded = 905,
+                 kLegacyWhileRecording = 906, kRecordedEvent = 907;
 
 struct Block {
   size_t nbytes = 0;
   int device = 0;
+  bool pooled = false;
 };
 
 struct Event {
   int device = 0;
-  uint64_t ticket = 0;  // of the record that counts; 0: never recorded
+  bool recorded = false;  // in a graph, where nothing can wait for it
+  uint64_t ticket = 0;    // of the record that counts; 0: never recorded
   void* stream = nullptr;
 };
 
@@ -71,6 +74,7 @@ struct Stream {
   int device = 0;
   bool blocking = true;
   Graph* recording = nullptr;
+  bool broken = false;  // by a call that does not go with recording
   std::deque<Work> queue{};
 };
 
@@ -121,7 +125,7 @@ bool on_device(const void* p);
 bool is_pinned(const void* p);
 Result bad_pointer();
 
-Result allocate(Pointer* out, size_t nbytes);
+Result allocate(Pointer* out, size_t nbytes, bool pooled);
 Result release(Pointer p);
 
 // Queues work on a stream of the current device, or does it at once when nothing is deferred.
@@ -134,6 +138,9 @@ void run_everything();
 
 enum class Side { Host, Device };
 Side side_of(const void* p);
+// Ends in an error what is recorded on the device's streams; on its blocking ones only. True if
+// there was any.
+bool break_recordings(int device, bool only_blocking);
 // Does `node` on the stream now, or records it.
 Result submit(void* stream, Node node);
 Result copy(void* dst, Side to, const void* src, Side from, size_t nbytes, void* stream);

@@ -64,7 +64,7 @@ constexpr Shape shape() {
   if (kModel == "muladd") return {2, 2, nullptr, 0};
   if (kModel == "views") return {1, 5, nullptr, 0};
   if (kModel == "swap") return {1, 2, nullptr, 0};
-  return {2, 1, nullptr, 0};  // add, reads, throws, undefined
+  return {2, 1, nullptr, 0};  // add, reads, keeps, uploads, throws, undefined
 }
 
 thread_local int here = 0;  // the device of the container that runs
@@ -169,6 +169,22 @@ void run_reads(Tensor** in, Tensor** out, void* stream) {
   run_add(in, out, stream);
 }
 
+// The sum, and memory that the first run takes and later ones use.
+void run_keeps(Container& c, Tensor** in, Tensor** out, void* stream) {
+  if (c.blob.empty()) c.blob.push_back(empty({16}));
+  run_add(in, out, stream);
+}
+
+// The sum, after an upload that no stream knows of.
+void run_uploads(Tensor** in, Tensor** out, void* stream) {
+  const float zero = 0;
+  Tensor* scratch = empty({1});
+  const int code = cudaMemcpy(data(scratch), &zero, sizeof zero, 1 /* to the device */);
+  ok(aoti_torch_delete_tensor_object(scratch));
+  ok(code);
+  run_add(in, out, stream);
+}
+
 // In the order in which the exporter hands them to the delegate: the sum, then the product.
 void run_muladd(Tensor** in, Tensor** out, void* stream) {
   out[0] = empty({size(in[0], 0)});
@@ -238,6 +254,8 @@ void run_swap(Container& c, Tensor** in, Tensor** out, void* stream) {
 void run(Container& c, Tensor** in, Tensor** out, void* stream) {
   if (kModel == "add") run_add(in, out, stream);
   if (kModel == "reads") run_reads(in, out, stream);
+  if (kModel == "keeps") run_keeps(c, in, out, stream);
+  if (kModel == "uploads") run_uploads(in, out, stream);
   if (kModel == "muladd") run_muladd(in, out, stream);
   if (kModel == "state") run_state(c, in, out, stream);
   if (kModel == "mlp") run_mlp(c, in, out, stream);
