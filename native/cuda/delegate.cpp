@@ -91,7 +91,7 @@ void check_option(const et::BackendOption& option) {
   if (key == "enable_cuda_graph_for_method") {
     const auto* methods = std::get_if<std::array<char, et::kMaxOptionValueLength>>(&option.value);
     if ((methods != nullptr && (*methods)[0] != '\0') || is_true(option.value)) {
-      throw Failure(et::Error::NotSupported, "CUDA graphs are not supported");
+      throw Failure(et::Error::NotSupported, "CUDA graphs are asked for when a method is loaded");
     }
     return;
   }
