@@ -281,7 +281,9 @@ FAKE Result cuStreamDestroy_v2(void* stream) {
   if (stream == nullptr || resolve(stream) != stream) return kInvalidHandle;
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
   run_stream(stream);
+  delete fake().streams[stream].recording;
   fake().streams.erase(stream);
+  std::free(stream);
   --fake().counters.live_streams;
   return kOk;
 }
