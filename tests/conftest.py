@@ -7,6 +7,7 @@ array cannot: ``__bfloat16`` bits, ``__scalar`` a Python number, ``__none`` None
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -94,6 +95,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("not_under"):
         if os.environ.get("PTERON_SANITIZER") in mark.args:
             pytest.skip(mark.kwargs["reason"])
+
+
+def pytest_unconfigure() -> None:
+    """Python drops these after its last collection, and Hypothesis's holds an enum of ours."""
+    gc.callbacks.clear()
 
 
 @pytest.fixture

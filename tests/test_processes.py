@@ -319,7 +319,6 @@ IN_PYTHON = {
 }
 
 
-@pytest.mark.not_under("asan", reason="LeakSanitizer cannot look at a thread that is being ended")
 @pytest.mark.parametrize("place", IN_PYTHON)
 def test_exit_with_a_thread_in_python(tmp_path: Path, place: str) -> None:
     """The interpreter ends a thread in Python code that the binding called, wherever it did."""

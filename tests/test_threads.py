@@ -327,7 +327,19 @@ def profile(folder: Path) -> Callable[[], Any]:
     return work
 
 
-@pytest.mark.parametrize("make", [run_long, wait_for_a_run, load_long, copy_long, profile])
+slow_to_allocate = pytest.mark.not_under("asan", reason="it marks every byte with the GIL held")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        run_long,
+        wait_for_a_run,
+        load_long,
+        pytest.param(copy_long, marks=slow_to_allocate),
+        profile,
+    ],
+)
 def test_gil_is_free(make: Callable[[Path], Callable[[], Any]], tmp_path: Path) -> None:
     """X15, I76: another thread keeps more than 80 % of its time.
 

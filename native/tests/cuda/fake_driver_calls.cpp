@@ -289,9 +289,10 @@ FAKE Result cuStreamDestroy_v2(void* stream) {
   ENTER(cuStreamDestroy_v2);
   if (stream == nullptr || resolve(stream) != stream) return kInvalidHandle;
   if (const Result wrong = own_stream(stream, &stream); wrong != kOk) return wrong;
-  delete fake().streams[stream].recording;
   run_stream(stream);
+  delete fake().streams[stream].recording;
   fake().streams.erase(stream);
+  std::free(stream);
   --fake().counters.live_streams;
   return kOk;
 }
