@@ -66,6 +66,7 @@ def test_execution_error_has_the_reasons() -> None:
         method.execute([np.ones(info.sizes(), np.float32)])
     assert caught.value.reasons[0].startswith("Unhandled dtype")
     assert len("\n".join(caught.value.reasons)) <= 1024  # M88
+    assert caught.value.reasons[-1].startswith("KernelCall failed at instruction 0:0 in operator")
 
 
 def test_reasons_do_not_linger(add: pteron.Method, ones: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace pteron {
 
@@ -22,5 +23,8 @@ constexpr int32_t dlpack_device_type(DeviceType type) noexcept {
 }
 
 std::string to_string(Device device);
+
+// "cpu", "cuda" or "cuda:1"; anything else throws.
+Device device_named(std::string_view text);
 
 }  // namespace pteron

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 
 #include "utf8.h"
 
@@ -42,6 +43,12 @@ void emit(et_timestamp_t, et_pal_log_level_t level, const char* file, const char
   q.waiting.store(true, std::memory_order_relaxed);
 }
 
+// "arg 3 with type id 1": after each failed kernel the runtime logs a line for each argument, which
+// would push the cause out and names nothing that can be looked up.
+bool describes_argument(std::string_view line) {
+  return line.starts_with("arg ") && line.find(" with type id ") != std::string_view::npos;
+}
+
 [[noreturn]] void on_abort() {
   if (CallScope::current() != nullptr) throw Aborted{};
   std::abort();
@@ -59,6 +66,7 @@ std::string CallScope::current_reasons() {
 void CallScope::add_reason(std::string line) {
   // The last lines name the cause; an early error that the runtime recovered from must not push
   // them out.
+  if (describes_argument(line)) return;
   constexpr size_t room = kMaxReasons - 6;  // the mark
   if (line.size() > room) line.resize(utf8_prefix(line, room));
   if (!reasons_.empty()) reasons_ += '\n';

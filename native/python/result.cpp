@@ -227,6 +227,9 @@ int as_bool(PyObject* self) {
 PyObject* reduce(PyObject* self, PyObject*) {
   return entry([&] { return in_python("reduce", self); });
 }
+PyObject* jax_array(PyObject* self, PyObject*) {
+  return entry([&] { return in_python("to_jax", self); });
+}
 PyObject* repr(PyObject* self) {
   return entry([&] { return in_python("describe", self); });
 }
@@ -246,19 +249,6 @@ PyObject* to_host(PyObject* self, PyObject*) {
     if (!copy) throw std::bad_alloc();
     return checked(new_result(std::move(copy)));
   });
-}
-
-// "cpu", "cuda" or "cuda:1".
-Device parse_device(std::string_view text) {
-  if (text == "cpu") return {};
-  if (text == "cuda") return {DeviceType::Cuda, 0};
-  if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 8 &&
-      text.find_first_not_of("0123456789", 5) == text.npos) {
-    const int index = std::stoi(std::string(text.substr(5)));
-    if (index < 64) return {DeviceType::Cuda, static_cast<int8_t>(index)};
-  }
-  throw Error(Kind::Device, Code::InvalidArgument,
-              "There is no device '" + std::string(text) + "': a device is 'cpu' or 'cuda:0'");
 }
 
 // The CUDA array interface, version 3.
@@ -305,7 +295,7 @@ PyObject* from_host(PyObject*, PyObject* args, PyObject* kwargs) {
                                      &object, &device)) {
       throw PythonError{};
     }
-    const Device target = parse_device(device);
+    const Device target = device_named(device);
     Held held;
     try {
       const TensorView view = read_tensor(object, held);
@@ -437,6 +427,10 @@ PyMethodDef methods[] = {
      "    ExportError: also a BufferError; the request cannot be met."},
     {"__dlpack_device__", dlpack_device, METH_NOARGS,
      "__dlpack_device__($self)\n--\n\nDLPack's device type and number, (1, 0) for the CPU."},
+    {"__jax_array__", jax_array, METH_NOARGS,
+     "__jax_array__($self)\n--\n\n"
+     "JAX's conversion protocol, for jnp.asarray(r): the memory is shared, as by\n"
+     "jnp.from_dlpack(r), unless the result is borrowed."},
     {"__reduce__", reduce, METH_NOARGS, "__reduce__($self)\n--\n\nPickles a copy on the host."},
     {nullptr, nullptr, 0, nullptr}};
 

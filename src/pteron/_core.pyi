@@ -91,6 +91,12 @@ class ExecuTorchResult:
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's device type and number, (1, 0) for the CPU."""
 
+    def __jax_array__(self) -> Any:
+        """
+        JAX's conversion protocol, for jnp.asarray(r): the memory is shared, as by
+        jnp.from_dlpack(r), unless the result is borrowed.
+        """
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles a copy on the host."""
 

@@ -87,6 +87,14 @@ def describe(result: ExecuTorchResult) -> str:
     return f"ExecuTorchResult({values}, {facts})"
 
 
+def to_jax(result: ExecuTorchResult) -> Any:
+    """`result.__jax_array__()`: without it, JAX would take `dtype`, a str, for a dtype of NumPy."""
+    import importlib
+
+    jnp = importlib.import_module("jax.numpy")
+    return jnp.from_dlpack(result.to_host() if result.borrowed else result)
+
+
 def reduce(result: ExecuTorchResult) -> tuple[Any, ...]:
     """`result.__reduce__()`: bytes and shape, restored by `restore`."""
     return restore, (result.dtype, result.shape, result.to_host().tobytes())

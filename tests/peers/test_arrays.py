@@ -127,3 +127,22 @@ def test_jax_takes_results_without_a_copy() -> None:
         x = jax.dlpack.from_dlpack(r)
         assert (x.dtype.name, x.shape) == (name, (2, 3))
         assert x.unsafe_buffer_pointer() == np.asarray(r).ctypes.data
+
+
+def test_jax_asarray() -> None:
+    """`jnp.asarray` and what calls it; a borrowed result is copied, for JAX arrays never change."""
+    jnp = pytest.importorskip("jax.numpy")
+    method = load("add")
+    a = np.full((2, 2), 1.5, np.float32)
+    (r,) = method.execute([a, a])
+    x = jnp.asarray(r)
+    assert (x.dtype.name, x.tolist()) == ("float32", [[3.0] * 2] * 2)
+    assert x.unsafe_buffer_pointer() == np.asarray(r).ctypes.data
+    assert jnp.array(r).unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+    assert (x + r).tolist() == jnp.asarray([r, r]).sum(0).tolist() == [[6.0] * 2] * 2
+    (borrowed,) = method.execute([a, a], clone_outputs=False)
+    kept = jnp.asarray(borrowed)
+    method.execute([a, a * 3])
+    assert kept.tolist() == x.tolist()
+    bf16 = pteron._core.result_from_bytes("bfloat16", (1,), bytes([0x80, 0x3F]))
+    assert (jnp.asarray(bf16).dtype.name, float(jnp.asarray(bf16)[0])) == ("bfloat16", 1.0)
