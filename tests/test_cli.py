@@ -88,7 +88,7 @@ def test_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(DATA / "conv_xnnpack.pte")]) == 0
     text = capsys.readouterr().out
     assert "forward(float32[1, 3, 8, 8]) -> float32[1, 5]" in text
-    assert "XnnpackBackend 1 calls" in text
+    assert "XnnpackBackend 1 call," in text
     assert main(["inspect", "--json", str(DATA / "tree.pte")]) == 0
     facts = json.loads(capsys.readouterr().out)
     (method,) = facts["methods"]
@@ -101,3 +101,14 @@ def test_both_entry_points() -> None:
     command = [sys.executable, "-m", "pteron", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("pteron 0.1.0 (ExecuTorch 1.5.1)")
+
+
+def test_a_reader_that_goes_away() -> None:
+    """`pteron inspect FILE | head` is silent."""
+    command = [sys.executable, "-X", "dev", "-m", "pteron", "inspect", str(DATA / "add.pte")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait() == 1

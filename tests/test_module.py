@@ -269,3 +269,11 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_made_of_a_program() -> None:
+    """Of what else it is not; its repr says what can be called."""
+    with pytest.raises(TypeError, match=r"not of str: pteron.Module\(pteron.load\(path\)\)"):
+        pteron.Module("add.pte")  # type: ignore[arg-type]
+    shown = repr(module("two_methods"))
+    assert shown.startswith("<Module ") and "double(float32[3])" in shown

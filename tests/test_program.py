@@ -77,6 +77,9 @@ def test_mapping_of_methods() -> None:
     assert "double" in dir(program)
     with pytest.raises(AttributeError, match="no attribute or method 'single'"):
         program.single  # noqa: B018
+    for name in (b"double", 1):
+        with pytest.raises(TypeError, match="the name of a method is a str, not (bytes|int)"):
+            program.load_method(name)  # type: ignore[arg-type]
 
 
 def test_close(ones: np.ndarray) -> None:
@@ -108,6 +111,10 @@ def test_called_and_returned_structure() -> None:
     assert isinstance(tree["parts"], tuple) and isinstance(rest, list)
     fixture.check([tree["scaled"], first, *rest])
     fixture.check([method(x, mask, scale)["scaled"], first, *rest])  # the flat list will do too
+    for args in ((), (x, mask, scale, x)):
+        given = rf"takes 1 positional input and 'mask' by name and .*, {len(args)} were given"
+        with pytest.raises(errors.InputError, match=given):
+            method(*args)
 
 
 @pytest.mark.parametrize(

@@ -148,15 +148,16 @@ class Structure:
         missing = [name for name in self.keyword_names if name not in kwargs]
         if len(args) == self._count and not kwargs:
             return args  # the flat list, as for execute()
-        if missing:
-            raise InputError(f"Method {self._name!r} needs the input {missing[0]!r}, by name")
         if self._arguments is None or self._keywords is None:
             return args
         if len(args) != self.positional_count:
+            names = "".join(f" and {name!r} by name" for name in missing)
             raise InputError(
-                f"Method {self._name!r} takes {self.positional_count} positional inputs, "
-                f"{len(args)} were given"
+                f"Method {self._name!r} takes {counted(self.positional_count, 'positional input')}"
+                f"{names}, {len(args)} {'was' if len(args) == 1 else 'were'} given"
             )
+        if missing:
+            raise InputError(f"Method {self._name!r} needs the input {missing[0]!r}, by name")
         flat: list[Any] = []
         for i, (value, node) in enumerate(zip(args, self._arguments.children, strict=True)):
             flat += node.take_apart(value, f"Input {i} of method {self._name!r}")
@@ -196,6 +197,11 @@ def _paths(node: Node, prefix: str) -> Iterator[str]:
         step = str(key) if node.kind == "dict" or start == "out" else f".{key}"
         separator = "." if node.kind == "dict" and prefix else ""
         yield from _paths(child, f"{start}{separator}{step}")
+
+
+def counted(number: int, what: str) -> str:
+    """``1 call``, ``2 calls``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def describe_value(info: TensorInfo | ValueInfo) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pteron import _results
 from pteron._bundled_file import Contents, StoredCase, StoredTensor, parse
+from pteron._structure import counted
 from pteron.errors import (
     ArgumentError,
     FileAccessError,
@@ -152,7 +153,8 @@ class BundledProgram:
     def __repr__(self) -> str:
         """The program, and how many cases each method has."""
         cases = "".join(
-            f"\n  {name}: {len(suite)} test cases" for name, suite in self._contents.suites.items()
+            f"\n  {name}: {counted(len(suite), 'test case')}"
+            for name, suite in self._contents.suites.items()
         )
         return f"<BundledProgram {self._contents.name}{cases}>"
 

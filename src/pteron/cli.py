@@ -1,7 +1,7 @@
 """The command line: ``pteron run`` and ``pteron inspect``.
 
-Exit status: 0 good, 2 wrong usage, 3 the program cannot be loaded, 4 the run failed. Results go to
-standard output, messages to standard error.
+Exit status: 0 good, 1 the reader of the results went away, 2 wrong usage, 3 the program cannot be
+loaded, 4 the run failed. Results go to standard output, messages to standard error.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pteron
-from pteron._structure import Structure, describe_signature, describe_value
+from pteron._structure import Structure, counted, describe_signature, describe_value
 from pteron.errors import ExecuTorchError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_USAGE, _LOAD_FAILED, _RUN_FAILED = 2, 3, 4
+_NOT_READ, _USAGE, _LOAD_FAILED, _RUN_FAILED = 1, 2, 3, 4
 
 
 class UsageError(Exception):
@@ -33,6 +34,17 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     args = _parser().parse_args(argv)
+    try:
+        status = _perform(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `pteron inspect FILE | head`; at exit Python would flush once more
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return _NOT_READ
+    return status
+
+
+def _perform(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     try:
         program = pteron.load(args.file, data_path=args.data, mmap=args.mmap)
@@ -83,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _complain(error: Exception, status: int) -> int:
+    if isinstance(error, BrokenPipeError):
+        raise error
     print(f"pteron: {error}", file=sys.stderr)
     return status
 
@@ -233,7 +247,10 @@ def _inspect(program: pteron.Program, args: argparse.Namespace) -> int:
         for label, items in (
             (
                 "backends",
-                [f"{d.backend} {d.calls} calls, {d.nbytes:,} bytes" for d in meta.delegates],
+                [
+                    f"{d.backend} {counted(d.calls, 'call')}, {d.nbytes:,} bytes"
+                    for d in meta.delegates
+                ],
             ),
             ("operators", [f"{op.name} {op.calls}" for op in meta.operators if op.calls]),
             ("memory", [f"{b.nbytes:,} bytes on {b.device}" for b in meta.planned_memory]),

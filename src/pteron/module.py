@@ -24,6 +24,11 @@ class Module:
     """
 
     def __init__(self, program: Program) -> None:
+        if not hasattr(program, "load_method"):
+            raise TypeError(
+                f"a module is made of a program, not of {type(program).__name__}: "
+                "pteron.Module(pteron.load(path))"
+            )
         self._loaded: Program | None = program
         self._methods: dict[str, Method] = {}
 
@@ -31,6 +36,11 @@ class Module:
     def _program(self) -> Program:
         assert self._loaded is not None
         return self._loaded
+
+    def __repr__(self) -> str:
+        """Its program's name, and each method with inputs and outputs."""
+        program = "<Program>" if self._loaded is None else repr(self._loaded)
+        return program.replace("<Program", f"<{type(self).__name__}", 1)
 
     def _method(self, name: str) -> Method:
         """The method of that name; its inputs and state are the module's own."""

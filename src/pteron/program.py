@@ -186,6 +186,8 @@ class Program:
         Raises:
             MethodNotFoundError: There is no such method (also KeyError).
         """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method is a str, not {type(name).__name__}")
         return self._open.metadata(name)
 
     def load_method(self, name: str = "forward", *, cuda_graph: bool = False) -> Method:
@@ -209,7 +211,7 @@ class Program:
             OutOfMemoryError: Its memory could not be had (also MemoryError).
         """
         native = self._open
-        structure = Structure(native.metadata(name))
+        structure = Structure(self.metadata(name))
         return native.load_method(name, structure, cuda_graph=bool(cuda_graph))
 
     def __getitem__(self, name: str) -> Method:

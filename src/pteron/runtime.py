@@ -39,6 +39,7 @@ a copy (``cupy.from_dlpack`` for a result on a GPU):
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +236,7 @@ class Runtime:
 
     @num_threads.setter
     def num_threads(self, count: int) -> None:
-        _core.set_num_threads(count)
+        _core.set_num_threads(operator.index(count))
 
     @property
     def memory_limit(self) -> int:
@@ -254,4 +255,4 @@ class Runtime:
     @memory_limit.setter
     def memory_limit(self, nbytes: int | None) -> None:
         wanted = _core.default_memory_limit() if nbytes is None else nbytes
-        _core.set_memory_limit(min(wanted, sys.maxsize))
+        _core.set_memory_limit(min(operator.index(wanted), sys.maxsize))
