@@ -199,8 +199,9 @@ class Program:
             name: Its name.
             cuda_graph: Record all that it does on its CUDA device now, as a CUDA graph, which each
                 run then launches as a whole. Faster where a model has many small kernels. For
-                methods that do all their work on one device, with static shapes; inputs are copied
-                to fixed memory, as planned ones are.
+                methods that do all their work on one device, with static shapes. The kernels use
+                the memory of the call's inputs and outputs as without a graph, where it can be told
+                that they may; else it is copied.
 
         Raises:
             ArgumentError: With `cuda_graph`: the work cannot be recorded; says why.
