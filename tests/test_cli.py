@@ -112,3 +112,10 @@ def test_a_reader_that_goes_away() -> None:
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file and the reason, not Python's own text."""
+    assert main(["run", str(DATA / "add.pte"), "--random", "0", "-o", "/nowhere/out.npz"]) == 4
+    wanted = "pteron: /nowhere/out.npz cannot be written: No such file or directory\n"
+    assert capsys.readouterr().err == wanted

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pteron
 from pteron._structure import Structure, counted, describe_signature, describe_value
-from pteron.errors import ExecuTorchError
+from pteron.errors import ExecuTorchError, FileAccessError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,8 +123,11 @@ def _run(method: pteron.Method, args: argparse.Namespace) -> int:
         run += f" (median of {len(seconds)}, best {min(seconds) * 1e3:.3f})"
     print(f"load {args.load_seconds * 1e3:.3f} ms  run {run}")
     if args.output:
-        with open(args.output, "wb") as file:  # savez would add .npz to another name
-            np.savez(file, **arrays)
+        try:
+            with open(args.output, "wb") as file:  # savez would add .npz to another name
+                np.savez(file, **arrays)
+        except OSError as error:
+            raise FileAccessError(f"{args.output} cannot be written: {error.strerror}") from error
     return 0
 
 
