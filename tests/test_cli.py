@@ -103,6 +103,13 @@ def test_both_entry_points() -> None:
     assert done.stdout.startswith("pteron 0.1.0 (ExecuTorch 1.5.1)")
 
 
+def test_output_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not every terminal can show more: a shape that may be smaller too."""
+    assert main(["inspect", str(DATA / "dyn.pte")]) == 0
+    text = capsys.readouterr().out
+    assert text.isascii() and "float32[<=4, <=8]" in text
+
+
 def test_a_reader_that_goes_away() -> None:
     """`pteron inspect FILE | head` is silent."""
     command = [sys.executable, "-X", "dev", "-m", "pteron", "inspect", str(DATA / "add.pte")]

@@ -218,12 +218,15 @@ def counted(number: int, what: str) -> str:
 
 
 def describe_value(info: TensorInfo | ValueInfo) -> str:
-    """``float32[≤8, 3]`` of a tensor, ``float`` of another value."""
+    """``float32[2, 3]`` of a tensor, ``float`` of another value.
+
+    ``float32[<=8, <=3]`` if some axes may be smaller: a file does not say which.
+    """
     from pteron._core import TensorInfo
 
     if not isinstance(info, TensorInfo):
         return info.type
-    bound = "≤" if info.is_dynamic else ""
+    bound = "<=" if info.is_dynamic else ""
     sizes = ", ".join(f"{bound}{size}" for size in info.sizes())
     device = "" if info.device() == "cpu" else f" on {info.device()}"
     return f"{info.dtype_name()}[{sizes}]{device}"

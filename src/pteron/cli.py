@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times; median time")
 
     inspect = commands.add_parser("inspect", parents=[shared], help="show what is in a program")
+    inspect.description = "Show what is in a program. <=8: an axis of at most 8, if it is dynamic."
     inspect.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
