@@ -103,6 +103,13 @@ def test_both_entry_points() -> None:
     assert done.stdout.startswith("pteron 0.1.0 (ExecuTorch 1.5.1)")
 
 
+def test_output_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not every terminal can show more: a shape that may be smaller too."""
+    assert main(["inspect", str(DATA / "dyn.pte")]) == 0
+    text = capsys.readouterr().out
+    assert text.isascii() and "float32[<=4, <=8]" in text
+
+
 def test_a_reader_that_goes_away() -> None:
     """`pteron inspect FILE | head` is silent."""
     command = [sys.executable, "-X", "dev", "-m", "pteron", "inspect", str(DATA / "add.pte")]
@@ -112,3 +119,10 @@ def test_a_reader_that_goes_away() -> None:
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait() == 1
+
+
+def test_a_place_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The file and the reason, not Python's own text."""
+    assert main(["run", str(DATA / "add.pte"), "--random", "0", "-o", "/nowhere/out.npz"]) == 4
+    wanted = "pteron: /nowhere/out.npz cannot be written: No such file or directory\n"
+    assert capsys.readouterr().err == wanted

@@ -107,6 +107,9 @@ def test_called_and_returned_structure() -> None:
     fixture.check(method.execute(fixture.inputs))
     tree = method(x, mask=mask, scale=scale)
     assert list(tree) == ["scaled", "parts"]
+    returns = "{'scaled': T, 'parts': (T, [T, T])}".replace("T", "float32[2, 2]")
+    call = "forward(float32[2, 2], mask: float32[2, 2], scale: float32[])"
+    assert repr(method) == f"<Method {call} -> {returns}>"
     first, rest = tree["parts"]
     assert isinstance(tree["parts"], tuple) and isinstance(rest, list)
     fixture.check([tree["scaled"], first, *rest])

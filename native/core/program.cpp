@@ -5,6 +5,7 @@
 #include <executorch/runtime/executor/program.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "cuda_library.h"
@@ -112,11 +113,20 @@ void require_external_constants(const MethodSpec& spec, const rt::NamedDataMap& 
     if (tensor.external && !map.get_tensor_layout(tensor.name).ok()) missing.insert(tensor.name);
   }
   if (missing.empty()) return;
+  // A net has hundreds; a few say which.
+  constexpr size_t kNamed = 5;
+  std::string more;
+  if (missing.size() > kNamed) {
+    more = " (and " + std::to_string(missing.size() - kNamed) + " more)";
+    missing.erase(std::next(missing.begin(), kNamed), missing.end());
+  }
+  const bool one = missing.size() == 1;
   throw Error(Kind::DataNotFound, Code::NotFound,
               "Failed to load method '" + spec.name + "', " + code_text(Code::NotFound) +
-                  ": the weights " + quoted(missing) +
-                  (any_data_file ? " are not in the data files that were given"
-                                 : " are in a data file (.ptd): pass its path as data_path"));
+                  (one ? ": the weight " : ": the weights ") + quoted(missing) + more +
+                  (one ? " is " : " are ") +
+                  (any_data_file ? "not in the data files that were given"
+                                 : "in a data file (.ptd): pass its path as data_path"));
 }
 
 void check_payloads(const MethodSpec& spec, const std::string& name, const DataSource& source,

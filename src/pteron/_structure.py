@@ -165,6 +165,19 @@ class Structure:
             flat += node.take_apart(kwargs[name], f"Input {name!r} of method {self._name!r}")
         return tuple(flat)
 
+    def call(self, inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call from the flat list of inputs: what `flatten` takes apart."""
+        if self._arguments is None or self._keywords is None:
+            return inputs, {}
+        leaves = iter(inputs)
+        return list(self._arguments.build(leaves)), self._keywords.build(leaves)
+
+    def returned(self, outputs: list[Any]) -> Any:
+        """What a call returns, from the flat list of outputs."""
+        if self._output is not None:
+            return self.unflatten(outputs)
+        return outputs[0] if self.returns == "1" else tuple(outputs)
+
     def unflatten(self, outputs: list[Any]) -> Any:
         """What the exported function returned, from the flat list of outputs."""
         assert self._output is not None
@@ -205,28 +218,34 @@ def counted(number: int, what: str) -> str:
 
 
 def describe_value(info: TensorInfo | ValueInfo) -> str:
-    """``float32[≤8, 3]`` of a tensor, ``float`` of another value."""
+    """``float32[2, 3]`` of a tensor, ``float`` of another value.
+
+    ``float32[<=8, <=3]`` if some axes may be smaller: a file does not say which.
+    """
     from pteron._core import TensorInfo
 
     if not isinstance(info, TensorInfo):
         return info.type
-    bound = "≤" if info.is_dynamic else ""
+    bound = "<=" if info.is_dynamic else ""
     sizes = ", ".join(f"{bound}{size}" for size in info.sizes())
     device = "" if info.device() == "cpu" else f" on {info.device()}"
     return f"{info.dtype_name()}[{sizes}]{device}"
 
 
+class _Bare(str):
+    """Text that shows in containers as it is, without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def describe_signature(meta: MethodMeta) -> str:
-    """``forward(float32[2, 2], mask: bool[2]) -> float32[2, 2]``."""
+    """``forward(float32[2, 2], mask: bool[2]) -> {'sum': float32[2, 2]}``: as it is called."""
     structure = Structure(meta)
-    inputs = [
-        describe_value(info) if name.isdigit() else f"{name}: {describe_value(info)}"
-        for name, info in zip(structure.input_names(), meta.inputs, strict=True)
-    ]
-    outputs = ", ".join(map(describe_value, meta.outputs))
-    if meta.num_outputs() != 1:
-        outputs = f"({outputs})"
-    return f"{meta.name()}({', '.join(inputs)}) -> {outputs}"
+    args, kwargs = structure.call([_Bare(describe_value(info)) for info in meta.inputs])
+    inputs = [*map(repr, args), *(f"{name}: {value!r}" for name, value in kwargs.items())]
+    outputs = structure.returned([_Bare(describe_value(info)) for info in meta.outputs])
+    return f"{meta.name()}({', '.join(inputs)}) -> {outputs!r}"
 
 
 def describe_method(method: Method) -> str:

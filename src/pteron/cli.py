@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pteron
 from pteron._structure import Structure, counted, describe_signature, describe_value
-from pteron.errors import ExecuTorchError
+from pteron.errors import ExecuTorchError, FileAccessError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times; median time")
 
     inspect = commands.add_parser("inspect", parents=[shared], help="show what is in a program")
+    inspect.description = "Show what is in a program. <=8: an axis of at most 8, if it is dynamic."
     inspect.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
@@ -123,8 +124,11 @@ def _run(method: pteron.Method, args: argparse.Namespace) -> int:
         run += f" (median of {len(seconds)}, best {min(seconds) * 1e3:.3f})"
     print(f"load {args.load_seconds * 1e3:.3f} ms  run {run}")
     if args.output:
-        with open(args.output, "wb") as file:  # savez would add .npz to another name
-            np.savez(file, **arrays)
+        try:
+            with open(args.output, "wb") as file:  # savez would add .npz to another name
+                np.savez(file, **arrays)
+        except OSError as error:
+            raise FileAccessError(f"{args.output} cannot be written: {error.strerror}") from error
     return 0
 
 
