@@ -340,7 +340,7 @@ slow_to_allocate = [
         wait_for_a_run,
         load_long,
         pytest.param(copy_long, marks=slow_to_allocate),
-        profile,
+        pytest.param(profile, marks=slow_to_allocate),
     ],
 )
 def test_gil_is_free(make: Callable[[Path], Callable[[], Any]], tmp_path: Path) -> None:
