@@ -415,6 +415,16 @@ OTHERS: dict[str, tuple[str, Edits, str]] = {
         {"code.0": call(0, kind=DELEGATE)},
         "delegate XnnpackBackend is given 1 arguments and uses 2",
     ),
+    "delegate writes larger elements": (
+        "mlp_xnnpack.pte",
+        {"v1.dtype": 0},
+        "given value 1, whose elements are uint8, for elements of 4 bytes",
+    ),
+    "delegate reads larger elements": (
+        "mlp_xnnpack.pte",
+        {"v0.dtype": 5},
+        "given value 0, whose elements are float16, for elements of 4 bytes",
+    ),
     "delegate writes a constant": (
         "mlp_xnnpack.pte",
         {"v1.allocation": ..., "v1.extra": {"name": b"w", "location": 1}},
@@ -543,6 +553,16 @@ def test_data_file(edits: Edits, says: str) -> None:
     for verification in pteron.Verification:
         with pytest.raises(errors.InvalidDataError, match=f"invalid data file: .*{says}"):
             pteron.load(DATA / "ptd.pte", data_path=data, verification=verification)
+
+
+def test_version_outside_of_a_data_file() -> None:
+    """The runtime reads it from wherever the file says."""
+    data = bytearray((DATA / "ptd.ptd").read_bytes())
+    root = int.from_bytes(data[:4], "little")
+    vtable = root - int.from_bytes(data[root : root + 4], "little", signed=True)
+    data[vtable + 4 : vtable + 6] = b"\xff\xff"
+    with pytest.raises(errors.InvalidDataError, match="reaches past the end"):
+        pteron.load(DATA / "ptd.pte", data_path=data)
 
 
 @pytest.mark.parametrize(("edits", "says"), BUNDLED.values(), ids=BUNDLED)

@@ -24,7 +24,7 @@ using flatbuffer::Place;
 using flatbuffer::Table;
 
 // Field numbers of flat_tensor.fbs.
-constexpr Field kSegments{1, "segments"}, kNamedData{2, "named_data"};
+constexpr Field kVersion{0, "version"}, kSegments{1, "segments"}, kNamedData{2, "named_data"};
 constexpr Field kOffset{0, "offset"}, kSize{1, "size"};
 constexpr Field kKey{0, "key"}, kSegmentIndex{1, "segment_index"}, kLayout{2, "tensor_layout"};
 constexpr Field kScalarType{0, "scalar_type"}, kSizes{1, "sizes"}, kDimOrder{2, "dim_order"};
@@ -153,6 +153,7 @@ std::unordered_set<std::string> check_structure(DataSource& source, const std::s
 
   Buffer buffer(bytes.first(end), place);  // counts from the start of the file, not of the list
   const Table root(buffer, flatbuffer::follow(buffer, 0, "root"), "root");
+  root.get<uint32_t>(kVersion);  // the runtime says which it knows
   const std::vector<uint64_t> segments = read_segments(root, head, file_size, place);
   const auto entries = root.required<uint32_t>(kNamedData);
   std::unordered_set<std::string_view> keys;

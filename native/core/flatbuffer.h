@@ -157,6 +157,11 @@ class Table {
     if (!buffer.holds(vtable_, vtable_size_) || !buffer.holds(at, table_size_)) {
       buffer.outside(field);
     }
+    // Of fields that nobody asks for here too: the runtime may.
+    for (uint64_t slot = vtable_ + 4; slot < vtable_ + vtable_size_; slot += 2) {
+      const uint16_t offset = buffer.load<uint16_t>(slot, field);
+      if (offset != 0 && (offset < 4 || offset >= table_size_)) buffer.outside(field);
+    }
     buffer.charge(table_size_);
   }
 

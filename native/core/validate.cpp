@@ -309,6 +309,13 @@ class Validator {
     for (size_t i = 0; i < args.size(); ++i) {
       const uint32_t arg = args[i];
       TensorSpec& tensor = method_.values[arg].tensor;
+      // The runtime compares shapes, and takes the elements to be what the delegate makes of them.
+      if (i < known.itemsizes.size() && method_.values[arg].kind == ValueKind::Tensor &&
+          itemsize(tensor.dtype) < known.itemsizes[i]) {
+        place_.fail(call_of(instruction) + " is given " + name_of(arg) + ", whose elements are " +
+                    info(tensor.dtype).name + ", for elements of " +
+                    std::to_string(known.itemsizes[i]) + " bytes");
+      }
       if ((notes_[arg] & kBare) && !(notes_[arg] & kInput) && !tensor.device.is_cpu() &&
           method_.values[arg].kind == ValueKind::Tensor) {
         tensor.delegate_owned = true;

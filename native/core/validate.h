@@ -40,8 +40,9 @@ Effect effect_of(const OperatorSpec& op) noexcept;
 
 // What is known about the arguments of a delegate; all 0 where nothing is.
 struct DelegateArgs {
-  uint32_t read_only = 0;  // leading arguments that it only reads
-  uint32_t needed = 0;     // arguments that it looks at
+  uint32_t read_only = 0;          // leading arguments that it only reads
+  uint32_t needed = 0;             // arguments that it looks at
+  std::vector<uint8_t> itemsizes;  // by argument, bytes of its elements; 0 where it is not known
 };
 
 // All chains of a method in one row, jump targets adjusted.

@@ -37,20 +37,10 @@ constexpr Field kScale{0, "scale"}, kChannel{1, "channel_dim"};
 constexpr Field kChannelBuffer{2, "scale_buffer_idx"};
 constexpr Field kGroupSize{2, "group_size"}, kGroupBuffer{4, "scale_buffer_idx"};
 constexpr Field kRowDims{0, "num_nonbatch_dims"};
-constexpr uint8_t kQuantized = 2, kPerChannel = 1, kPerTensor = 2, kPerToken = 3, kPerGroup = 4;
+constexpr uint8_t kQuantized = 2;
+using xnnpack::kPerChannel, xnnpack::kPerGroup, xnnpack::kPerToken;
 constexpr uint32_t kTransposed = 1;                        // XNN_FLAG_TRANSPOSE_WEIGHTS
 constexpr uint32_t kExternalInput = 1, kExternal = 1 | 2;  // XNN_VALUE_FLAG_EXTERNAL_INPUT, _OUTPUT
-
-// Bits of an element and how it is quantized (a number of XNNQuantParams, or not), by XNNDatatype.
-struct Datatype {
-  uint8_t bits;
-  uint8_t quantized;
-};
-constexpr Datatype kDatatypes[] = {
-    {0, 0},           {32, 0},          {16, 0},           {8, kPerTensor},  {8, kPerTensor},
-    {32, kPerTensor}, {8, kPerChannel}, {32, kPerChannel}, {4, kPerChannel}, {8, kPerToken},
-    {4, kPerGroup},   {8, kPerToken},   {32, 0},           {32, 0},          {16, 0},
-};
 
 struct Value {
   std::vector<uint32_t> dims;
@@ -131,7 +121,7 @@ class Check {
       value.numel = times(value.numel, dims[d]);
     }
     const auto type = tensor.get<int16_t>(kDatatype);
-    if (type <= 0 || static_cast<size_t>(type) >= std::size(kDatatypes)) {
+    if (type <= 0 || static_cast<size_t>(type) >= std::size(xnnpack::kDatatypes)) {
       fail(name + " is of the unknown type " + std::to_string(type));
     }
     const auto index = tensor.get<uint32_t>(kConstant);
@@ -146,10 +136,10 @@ class Check {
       if (position >= root_.get<uint32_t>(kNumExternals)) fail(name + " is an unknown argument");
       if (!arguments_.insert(position).second) fail(name + " is the argument of another");
     }
-    if (kDatatypes[type].quantized != (quantized ? content.get<uint8_t>(kQuantType) : 0)) {
+    if (xnnpack::kDatatypes[type].quantized != (quantized ? content.get<uint8_t>(kQuantType) : 0)) {
       fail(name + " is of the type " + std::to_string(type) + ", which is quantized otherwise");
     }
-    const uint64_t bits = times(value.numel, kDatatypes[type].bits);
+    const uint64_t bits = times(value.numel, xnnpack::kDatatypes[type].bits);
     const uint64_t nbytes = bits / 8 + (bits % 8 != 0);
     if (value.constant) {
       require(constant_nbytes(index, name), nbytes, name + ", in bytes,");

@@ -38,4 +38,18 @@ constexpr uint8_t kFullyConnected = 2, kTranspose = 5, kConv = 7, kPad = 10, kDe
 constexpr uint8_t kArgMaxIndex = 8;  // the second output of kArgMaxPool
 constexpr uint8_t kFifth = 7;        // the fifth input of kConcatenate5
 
+// XNNQuantParams.
+constexpr uint8_t kPerChannel = 1, kPerTensor = 2, kPerToken = 3, kPerGroup = 4;
+
+// Bits of an element and how it is quantized (a number of XNNQuantParams, or not), by XNNDatatype.
+struct Datatype {
+  uint8_t bits;
+  uint8_t quantized;
+};
+inline constexpr Datatype kDatatypes[] = {
+    {0, 0},           {32, 0},          {16, 0},           {8, kPerTensor},  {8, kPerTensor},
+    {32, kPerTensor}, {8, kPerChannel}, {32, kPerChannel}, {4, kPerChannel}, {8, kPerToken},
+    {4, kPerGroup},   {8, kPerToken},   {32, 0},           {32, 0},          {16, 0},
+};
+
 }  // namespace pteron::xnnpack

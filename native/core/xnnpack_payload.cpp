@@ -24,12 +24,14 @@ constexpr Field kValues{2, "xvalues"};
 constexpr Field kUnionType{0, "type"};  // of a node and of a value
 constexpr Field kUnion{1, "union"};
 constexpr Field kTensorOfQuantized{0, "tensor_value"};
+constexpr Field kDatatype{0, "datatype"};
 constexpr Field kExternalId{4, "external_id"};
 constexpr Field kFlags{5, "flags"};
 constexpr Field kId{6, "id_out"};
 constexpr uint8_t kQuantized = 2;
 constexpr uint32_t kExternalOutput = 2;
 constexpr uint32_t kInvalidId = UINT32_MAX;
+constexpr uint32_t kMaxArguments = 1u << 16;
 
 // The graph without the weights. Old payloads are one flatbuffer with the weights inside.
 std::vector<std::byte> read_graph(uint64_t offset, uint64_t nbytes, const ReadAt& read) {
@@ -83,6 +85,8 @@ DelegateArgs read_externals(std::span<const std::byte> graph) {
   const Table root(buffer, flatbuffer::follow(buffer, 0, "graph"), "graph");
   const auto values = root.vector<uint32_t>(kValues);
   uint32_t first_output = kInvalidId;
+  uint32_t needed = 0;
+  bool unclear = false;
   std::vector<uint32_t> inputs;
   for (uint32_t i = 0; i < values.size(); ++i) {
     const Table tensor = tensor_of(root.element(values, i));
@@ -90,10 +94,15 @@ DelegateArgs read_externals(std::span<const std::byte> graph) {
     const auto position = tensor.get<uint32_t>(kExternalId);
     const bool output = (tensor.get<uint32_t>(kFlags) & kExternalOutput) != 0;
     if (position == kInvalidId) {
-      if (output) return {};
+      if (output) unclear = true;
       continue;
     }
-    result.needed = std::max(result.needed, position + 1);
+    needed = std::max(needed, position + 1);
+    const auto type = static_cast<size_t>(tensor.get<int16_t>(kDatatype));
+    if (position < kMaxArguments && type < std::size(xnnpack::kDatatypes)) {
+      result.itemsizes.resize(std::max<size_t>(result.itemsizes.size(), position + 1));
+      result.itemsizes[position] = xnnpack::kDatatypes[type].bits / 8;
+    }
     if (output) {
       first_output = std::min(first_output, position);
     } else {
@@ -101,7 +110,8 @@ DelegateArgs read_externals(std::span<const std::byte> graph) {
     }
   }
   std::sort(inputs.begin(), inputs.end());
-  if (first_output == kInvalidId || writes_input(root, inputs)) return {};
+  if (unclear || first_output == kInvalidId || writes_input(root, inputs)) return result;
+  result.needed = needed;
   result.read_only = first_output;
   return result;
 }

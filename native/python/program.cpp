@@ -54,16 +54,21 @@ std::unique_ptr<DataSource> source_of(nb::handle object) {
   return DataSource::borrow(bytes, std::move(owner));
 }
 
+// A copy of bytes, made without the GIL: there may be many.
+nb::bytes frozen(const void* data, size_t nbytes) {
+  const nb::bytes copy = nb::steal<nb::bytes>(
+      checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(nbytes))));
+  const NoGil released;
+  if (nbytes > 0) std::memcpy(PyBytes_AS_STRING(copy.ptr()), data, nbytes);
+  return copy;
+}
+
 // The bytes of a buffer as they are now.
 nb::bytes frozen(nb::handle object) {
   Py_buffer view;
   if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_SIMPLE) < 0) throw PythonError{};
   const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> held(&view, PyBuffer_Release);
-  const nb::bytes copy =
-      nb::steal<nb::bytes>(checked(PyBytes_FromStringAndSize(nullptr, view.len)));
-  const NoGil released;
-  std::memcpy(PyBytes_AS_STRING(copy.ptr()), view.buf, static_cast<size_t>(view.len));
-  return copy;
+  return frozen(view.buf, static_cast<size_t>(view.len));
 }
 
 std::unique_ptr<DataSource> open_source(nb::handle data, bool mmap) {
@@ -207,9 +212,8 @@ void bind_program(nb::module_& m) {
                 CallScope scope;
                 record = self->trace()->take();
               }
-              return nb::make_tuple(
-                  nb::bytes(record.etdump.data(), record.etdump.size()),
-                  nb::bytes(record.debug_buffer.data(), record.debug_buffer.size()));
+              return nb::make_tuple(frozen(record.etdump.data(), record.etdump.size()),
+                                    frozen(record.debug_buffer.data(), record.debug_buffer.size()));
             });
           },
           nb::sig("def take_etdump(self) -> tuple[bytes, bytes]"),
