@@ -202,7 +202,11 @@ Result release(Pointer p) {
   // Work that is still to come would be seen to use it.
   const bool late = found->second.pooled && fake().deferred;
   fake().blocks.erase(found);
-  if (!late) std::free(pointer(p));
+  if (late) {
+    fake().kept.push_back(pointer(p));
+  } else {
+    std::free(pointer(p));
+  }
   return kOk;
 }
 

@@ -88,6 +88,7 @@ struct State {
   bool deferred = false;
   FakeCudaCounters counters{};
   std::map<uintptr_t, Block> blocks;  // by address
+  std::vector<void*> kept;            // memory that was given back
   std::map<uintptr_t, size_t> pinned;
   std::map<void*, Stream> streams;  // by resolved handle
   std::set<Event*> events;
