@@ -327,12 +327,12 @@ def profile(folder: Path) -> Callable[[], Any]:
     return work
 
 
-slow_to_allocate = [
-    pytest.mark.not_under("asan", reason="it marks every byte with the GIL held"),
-    pytest.mark.skipif(sys.flags.dev_mode, reason="the debug allocator fills it with the GIL held"),
-]
+slow_to_allocate = pytest.mark.skipif(
+    sys.flags.dev_mode, reason="the debug allocator fills it with the GIL held"
+)
 
 
+@pytest.mark.not_under("asan", reason="it marks every byte with the GIL held")
 @pytest.mark.parametrize(
     "make",
     [
