@@ -10,7 +10,7 @@ from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
     XNNPACKQuantizer,
     get_symmetric_quantization_config,
 )
-from torch import nn
+from torch import library, nn
 from torch.export import export
 from torch.nn import functional
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
@@ -278,13 +278,13 @@ def missing_ops() -> dict[str, Method]:
         if hasattr(torch.ops.pteron_test, name):
             continue
         full = f"pteron_test::{name}"
-        torch.library.define(full, "(Tensor x) -> Tensor")
-        torch.library.define(f"{full}.out", "(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
-        torch.library.impl(full, "CompositeExplicitAutograd", lambda x: x.clone())
-        torch.library.impl(
+        library.define(full, "(Tensor x) -> Tensor")
+        library.define(f"{full}.out", "(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        library.impl(full, "CompositeExplicitAutograd", lambda x: x.clone())
+        library.impl(
             f"{full}.out", "CompositeExplicitAutograd", lambda x, *, out: out.copy_(x)
         )
-        torch.library.register_fake(full, torch.empty_like)
+        library.register_fake(full, torch.empty_like)
     ops = torch.ops.pteron_test
     return forward(lambda x: ops.bend(ops.twist(x) + 1), torch.randn(2, 2))
 

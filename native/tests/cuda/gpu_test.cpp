@@ -21,10 +21,10 @@
 
 namespace pteron::testing {
 
-Suite::Suite(std::string library_path, std::string goldens_folder)
-    : library(std::move(library_path)), goldens(std::move(goldens_folder)) {
+Suite::Suite(std::string opened, std::string goldens_folder)
+    : library_path(std::move(opened)), goldens(std::move(goldens_folder)) {
   ::executorch::runtime::runtime_init();
-  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* handle = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) throw std::runtime_error(dlerror());
   auto get = reinterpret_cast<const PteronCudaApi* (*)(uint32_t)>(dlsym(handle, "pteron_cuda_api"));
   api = get(kPteronCudaApiVersion);

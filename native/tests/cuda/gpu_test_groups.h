@@ -10,7 +10,7 @@
 namespace pteron::testing {
 
 struct Suite {
-  Suite(std::string library, std::string goldens);
+  Suite(std::string library_path, std::string goldens);
 
   void expect(bool ok, const std::string& what);
   void section(const std::string& name, const std::function<void()>& body);
@@ -22,7 +22,7 @@ struct Suite {
                  const std::vector<HostTensor>& expected);
   void* new_stream() const;  // non-blocking, never destroyed
 
-  std::string library;
+  std::string library_path;
   std::string goldens;
   const PteronCudaApi* api = nullptr;
   int failures = 0;

@@ -135,7 +135,7 @@ class Bare {
  public:
   Bare(const Suite& s, const std::string& name) {
     // The shims become global here, which the product never does; this group runs last.
-    void* shims = dlopen(s.library.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+    void* shims = dlopen(s.library_path.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
     if (shims == nullptr) throw std::runtime_error(dlerror());
     const std::vector<char> pte = read_file(s.folder(name) + "/model.pte");
     const std::string text(pte.begin(), pte.end());
