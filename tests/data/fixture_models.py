@@ -281,9 +281,7 @@ def missing_ops() -> dict[str, Method]:
         library.define(full, "(Tensor x) -> Tensor")
         library.define(f"{full}.out", "(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
         library.impl(full, "CompositeExplicitAutograd", lambda x: x.clone())
-        library.impl(
-            f"{full}.out", "CompositeExplicitAutograd", lambda x, *, out: out.copy_(x)
-        )
+        library.impl(f"{full}.out", "CompositeExplicitAutograd", lambda x, *, out: out.copy_(x))
         library.register_fake(full, torch.empty_like)
     ops = torch.ops.pteron_test
     return forward(lambda x: ops.bend(ops.twist(x) + 1), torch.randn(2, 2))
