@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "control_group.h"
+
 namespace pteron {
 namespace {
 
@@ -48,34 +50,10 @@ double quota_of(const std::string& folder) {
   return processors(both);
 }
 
-// The smallest quota of `group` and all above it. A container may see its group's files at the top
-// and its path from outside: the folders that are not there limit nothing.
-double quota_along(const std::string& mount, std::string group) {
-  double least = quota_of(mount);
-  while (!group.empty() && group != "/") {
-    least = std::min(least, quota_of(mount + group));
-    group.erase(group.rfind('/'));
-  }
-  return least;
-}
-
 double cgroup_quota(const std::string& root) {
   double least = kUnlimited;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/a/b", v2: "0::/a/b"
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string group = line.substr(second + 1);
-    const std::string mounts = root + "/sys/fs/cgroup";
-    if (controllers.empty()) {
-      least = std::min(least, quota_along(mounts, group));
-    } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
-      least = std::min({least, quota_along(mounts + "/cpu", group),
-                        quota_along(mounts + "/" + controllers, group)});
-    }
-  }
+  visit_control_groups(
+      root, "cpu", [&](const std::string& folder) { least = std::min(least, quota_of(folder)); });
   return least;
 }
 

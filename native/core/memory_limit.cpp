@@ -6,6 +6,7 @@
 #include <atomic>
 #include <fstream>
 
+#include "control_group.h"
 #include "error.h"
 
 namespace pteron {
@@ -18,35 +19,13 @@ uint64_t read_limit(const std::string& path) {
   return file >> nbytes ? nbytes : UINT64_MAX;
 }
 
-// Every group that the process is in may have a limit of its own.
-uint64_t lowest_limit(const std::string& base, std::string group, const char* file) {
-  uint64_t lowest = UINT64_MAX;
-  while (true) {
-    while (group.ends_with('/')) group.pop_back();
-    lowest = std::min(lowest, read_limit(base + group + file));
-    if (group.empty()) return lowest;
-    group.resize(std::min(group.rfind('/'), group.size() - 1));
-  }
-}
-
 uint64_t control_group_limit(const std::string& root) {
   uint64_t lowest = UINT64_MAX;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/a/b", or "5:memory:/a/b"
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == line.npos || second == line.npos) continue;
-    std::string kinds = line.substr(first, second - first);
-    kinds.front() = ',';
-    kinds += ',';
-    const std::string group = line.substr(second + 1);
-    if (kinds == ",,") {
-      lowest = std::min(lowest, lowest_limit(root + "/sys/fs/cgroup", group, "/memory.max"));
-    } else if (kinds.find(",memory,") != kinds.npos) {
-      lowest = std::min(
-          lowest, lowest_limit(root + "/sys/fs/cgroup/memory", group, "/memory.limit_in_bytes"));
+  visit_control_groups(root, "memory", [&](const std::string& folder) {
+    for (const char* file : {"/memory.max", "/memory.limit_in_bytes"}) {  // v2, v1
+      lowest = std::min(lowest, read_limit(folder + file));
     }
-  }
+  });
   return lowest;
 }
 
