@@ -279,24 +279,36 @@ def test_out_of_device_memory(driver: FakeDriver, golden: Goldens) -> None:
     program.check(method.execute(inputs))
 
 
-@pytest.mark.parametrize(
-    "symbol", ["cuMemcpyDtoHAsync_v2", "cuMemAllocFromPoolAsync", "cuMemcpyHtoDAsync_v2"]
-)
+@pytest.mark.parametrize("symbol", ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"])
 def test_failing_driver_calls(driver: FakeDriver, golden: Goldens, symbol: str) -> None:
     """A run in which the driver fails is an error; the next one is right, and nothing is lost."""
     program = golden("mlp_fp32")
     method = program.load().load_method()
     program.check(method.execute(program.inputs))
     live = driver.counters()["live_bytes"]
+    failed = 0
     for after in range(3):
         driver.fail(symbol, 700, after)
         try:
             method.execute(program.inputs)
         except errors.ExecuTorchError as error:
             assert "CUDA_ERROR_FAKE" in str(error) or "a fake error" in str(error)
+            failed += 1
         driver.fail(None)
         program.check(method.execute(program.inputs))
+    assert failed
     assert driver.counters()["live_bytes"] == live
+
+
+def test_failing_pool(driver: FakeDriver, golden: Goldens) -> None:
+    """The same where the pool gives nothing, which only first runs ask."""
+    gc.collect()
+    program = golden("mlp_fp32")
+    method = program.load().load_method()
+    driver.fail("cuMemAllocFromPoolAsync", 700)
+    with pytest.raises(errors.ExecuTorchError, match="CUDA_ERROR_FAKE|a fake error"):
+        method.execute(program.inputs)
+    program.check(method.execute(program.inputs))
 
 
 def test_failing_wait(driver: FakeDriver, golden: Goldens) -> None:

@@ -15,7 +15,9 @@ namespace {
 std::atomic<const PteronCudaApi*> table{nullptr};
 
 // Whether the handle means another stream on each thread.
-bool is_per_thread(const void* stream) { return reinterpret_cast<uintptr_t>(stream) == 2; }
+bool is_per_thread(const void* stream) {
+  return reinterpret_cast<uintptr_t>(stream) == kPteronCudaPerThread;
+}
 
 const PteronCudaApi* open() {
   // Found by the run path of the library that this code is in: the folder of bundled libraries.

@@ -335,6 +335,8 @@ void Method::write_back(const InputSlot& slot, const TensorView& view) const {
   strided_copy(view.data, strides, slot.own->data, packed, view.shape, view.ndim, width);
 }
 
+std::string Method::output_text() const { return "An output of method '" + spec_.name + "'"; }
+
 void Method::place_outputs(bool direct) {
   for (OutputSlot& slot : state_->outputs) {
     if (slot.impl == nullptr) continue;
@@ -344,14 +346,13 @@ void Method::place_outputs(bool direct) {
     if (slot.unplanned || (direct && (graph_copies || (slot.direct && !always_copy_)))) {
       const TensorSpec& spec = *slot.spec;
       const auto ndim = static_cast<int>(spec.sizes.size());
-      const std::string what = "An output of method '" + spec_.name + "'";
       if (spec.device.is_cpu()) {
-        require_memory(spec.nbytes, [&] { return what; });
+        require_memory(spec.nbytes, [&] { return output_text(); });
         slot.block = TensorRef(TensorBlock::allocate(ndim, spec.dtype, spec.nbytes));
-        if (!slot.block) no_memory(what, spec.nbytes);
+        if (!slot.block) no_memory(output_text(), spec.nbytes);
       } else {
-        slot.block =
-            cuda::new_block(spec.device, ndim, spec.dtype, spec.nbytes, stream_.handle, what);
+        slot.block = cuda::new_block(spec.device, ndim, spec.dtype, spec.nbytes, stream_.handle,
+                                     output_text());
       }
       if (graph_copies) {
         state_->graph->connect(slot.port, slot.block->data);
@@ -431,7 +432,7 @@ void Method::run(std::span<const InputValue> inputs, Outputs mode, std::span<Out
   }
   has_outputs_ = mode != Outputs::Owned;
   if (has_outputs_) rescue_outputs();
-  if (mode != Outputs::Kept) collect(mode != Outputs::Borrowed, results);
+  collect(mode != Outputs::Borrowed, results);
   turn.finish(results);
 }
 

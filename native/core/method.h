@@ -89,8 +89,8 @@ class Method : public std::enable_shared_from_this<Method> {
   // What happens to the outputs of a run. Owned: handed out in memory of their own, written there
   // directly where that is safe, and not to be had again. Borrowed: handed out, but they may share
   // the method's memory, and the next run makes them stale. Copied: handed out as copies, and to be
-  // had again from outputs(). Kept: only left for outputs().
-  enum class Outputs : uint8_t { Owned, Borrowed, Copied, Kept };
+  // had again from outputs().
+  enum class Outputs : uint8_t { Owned, Borrowed, Copied };
 
   // A CUDA stream that a run is ordered on. Not given: before and after the run it waits for every
   // device that holds an input or output, so that all is safe whatever the caller did.
@@ -103,7 +103,7 @@ class Method : public std::enable_shared_from_this<Method> {
   void check_stream(const Stream& stream) const;
 
   // Installs `inputs` (checked, one for each of the method's), executes, and fills `results` (one
-  // for each output, none for Kept). Throws Error{Execution, State, Memory, ...}.
+  // for each output). Throws Error{Execution, State, Memory, ...}.
   void run(std::span<const InputValue> inputs, Outputs mode, std::span<OutputValue> results,
            Stream stream);
   void run(std::span<const InputValue> inputs, Outputs mode, std::span<OutputValue> results) {
@@ -174,6 +174,7 @@ class Method : public std::enable_shared_from_this<Method> {
   void install(size_t i, const TensorView& view);
   void write_back(const InputSlot& slot, const TensorView& view) const;
   void install_on_device(size_t i, const TensorView& view, size_t nbytes);
+  std::string output_text() const;  // for messages
   void place_outputs(bool direct);
   void execute();
   void record_graph();

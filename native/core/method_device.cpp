@@ -3,6 +3,8 @@
 // By default a run waits for every device that holds one of its tensors, before and after: whatever
 // stream the caller used, nothing is read too early or written too late. With a stream of the
 // caller's, the program runs on it and nothing waits on the host; results carry an event.
+#include <bit>
+
 #include "cuda_library.h"
 #include "method.h"
 #include "method_state.h"
@@ -48,8 +50,8 @@ Method::DeviceTurn::~DeviceTurn() {
 
 template <typename Work>
 void Method::DeviceTurn::for_each(Work work) const {
-  for (int8_t i = 0; i < 64; ++i) {
-    if (devices_ >> i & 1) work(Device{DeviceType::Cuda, i});
+  for (uint64_t left = devices_; left != 0; left &= left - 1) {
+    work(Device{DeviceType::Cuda, static_cast<int8_t>(std::countr_zero(left))});
   }
 }
 
@@ -86,8 +88,7 @@ void Method::DeviceTurn::finish(std::span<OutputValue> results) {
 
 // A stream is one device's. Only the default streams are there on each.
 void Method::check_stream(const Stream& stream) const {
-  constexpr uintptr_t kPerThread = 2;
-  if (!stream.given || reinterpret_cast<uintptr_t>(stream.handle) <= kPerThread) return;
+  if (!stream.given || reinterpret_cast<uintptr_t>(stream.handle) <= kPteronCudaPerThread) return;
   const Device* first = nullptr;
   const auto refuse = [&](const std::string& why) {
     throw Error(Kind::Argument, Code::InvalidArgument,

@@ -87,17 +87,11 @@ DeviceGraph::~DeviceGraph() {
   api.graph_destroy(graph_);
 }
 
-size_t DeviceGraph::input_port(void* inner, void* outer, size_t nbytes, bool alone) {
+size_t DeviceGraph::port(void* inner, void* outer, size_t nbytes, bool input, bool alone) {
   size_t port = 0;
-  cuda::check(cuda::api().graph_port(graph_, inner, outer, nbytes, 1, alone, &port),
-              "record an input");
-  return port;
-}
-
-size_t DeviceGraph::output_port(void* inner, void* outer, size_t nbytes, bool alone) {
-  size_t port = 0;
-  cuda::check(cuda::api().graph_port(graph_, outer, inner, nbytes, 0, alone, &port),
-              "record an output");
+  cuda::check(cuda::api().graph_port(graph_, input ? inner : outer, input ? outer : inner, nbytes,
+                                     input, alone, &port),
+              input ? "record an input" : "record an output");
   return port;
 }
 
@@ -166,8 +160,8 @@ void Method::record_graph() {
   const size_t num_inputs = tensors.size();
   for (OutputSlot& slot : state.outputs) {
     if (slot.spec == nullptr) continue;
-    tensors.push_back({slot.spec, slot.impl, &slot.planned, &slot.port, slot.unplanned,
-                       "An output of method '" + spec_.name + "'"});
+    tensors.push_back(
+        {slot.spec, slot.impl, &slot.planned, &slot.port, slot.unplanned, output_text()});
     slot.direct = slot.unplanned = false;
   }
   // `spare` bytes are left free in front.
@@ -213,11 +207,8 @@ void Method::record_graph() {
         if (i == num_inputs) execute();
         const Tensor& tensor = tensors[i];
         if (!tensor.goes_through_port()) continue;
-        *tensor.port = i < num_inputs
-                           ? graph->input_port(tensor.impl->mutable_data(), caller.get(),
-                                               tensor.spec->nbytes, tensor.alone)
-                           : graph->output_port(tensor.impl->mutable_data(), caller.get(),
-                                                tensor.spec->nbytes, tensor.alone);
+        *tensor.port = graph->port(tensor.impl->mutable_data(), caller.get(), tensor.spec->nbytes,
+                                   i < num_inputs, tensor.alone);
       }
       if (tensors.size() == num_inputs) execute();
       graph->end(pass == 2 ? earlier.get() : nullptr);

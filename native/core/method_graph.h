@@ -24,10 +24,9 @@ class DeviceGraph {
 
   Device device() const noexcept { return device_; }
 
-  // An input that is read at `inner`, an output that is written there; `outer` stands for the
-  // caller's memory. `alone`: nothing else is ever in the memory at `inner`.
-  size_t input_port(void* inner, void* outer, size_t nbytes, bool alone);
-  size_t output_port(void* inner, void* outer, size_t nbytes, bool alone);
+  // Records an input that is read at `inner`, or an output that is written there; `outer` stands
+  // for the caller's memory. `alone`: nothing else is ever in the memory at `inner`.
+  size_t port(void* inner, void* outer, size_t nbytes, bool input, bool alone);
   void end(const DeviceGraph* earlier);
 
   // The caller's memory for the next launches; null: the output stays where it is. Whether they

@@ -179,18 +179,9 @@ class StateFinder {
 
   const TensorSpec& tensor(uint32_t value) const { return method_.values[value].tensor; }
 
-  Region region_of(uint32_t value) const {
-    const TensorSpec& mine = tensor(value);
-    return {mine.memory_id, mine.offset, mine.offset + mine.nbytes, value};
-  }
-
   // By what bytes are filled: inputs before everything else.
   Lowest find_fillings() const {
-    std::vector<Region> planned;
-    for (uint32_t i = 0; i < uses_.size(); ++i) {
-      if (tensor(i).planned && tensor(i).nbytes != 0) planned.push_back(region_of(i));
-    }
-    return Lowest(planned, [this](const Region& region) {
+    return Lowest(planned_regions(method_), [this](const Region& region) {
       const uint32_t written = uses_[region.value].first_write;
       return is_input_[region.value] ? 0 : written == kNever ? Lowest::kNone : written + 1;
     });
@@ -208,7 +199,7 @@ class StateFinder {
     const bool read_first = uses.first_read != kNever && uses.first_read <= uses.first_write;
     // A view of bytes that an input or an instruction has filled before also reads what it never
     // wrote itself.
-    if (read_first && fillings.beside(region_of(value)) > uses.first_read) {
+    if (read_first && fillings.beside(region_of(method_, value)) > uses.first_read) {
       return Evidence::ReadFirst;
     }
     return {};

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "program_file.h"
+
 namespace pteron {
 
 struct Region {
@@ -23,6 +25,21 @@ struct Region {
     return memory_id == o.memory_id && begin == o.begin && end == o.end;
   }
 };
+
+inline Region region_of(const MethodSpec& method, uint32_t value) {
+  const TensorSpec& tensor = method.values[value].tensor;
+  return {tensor.memory_id, tensor.offset, tensor.offset + tensor.nbytes, value};
+}
+
+// Of all values that have planned bytes.
+inline std::vector<Region> planned_regions(const MethodSpec& method) {
+  std::vector<Region> regions;
+  for (uint32_t i = 0; i < method.values.size(); ++i) {
+    const TensorSpec& tensor = method.values[i].tensor;
+    if (tensor.planned && tensor.nbytes != 0) regions.push_back(region_of(method, i));
+  }
+  return regions;
+}
 
 class Lowest {
  public:

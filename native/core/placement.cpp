@@ -179,11 +179,7 @@ class Analysis {
   // A static view of planned memory has no instruction of its own: it names exactly the bytes of
   // another value. So one that is read after those were written shows nothing older either.
   void collect_regions() {
-    for (uint32_t i = 0; i < uses_.size(); ++i) {
-      const TensorSpec& tensor = method_.values[i].tensor;
-      if (!tensor.planned || tensor.nbytes == 0) continue;
-      regions_.push_back({tensor.memory_id, tensor.offset, tensor.offset + tensor.nbytes, i});
-    }
+    regions_ = planned_regions(method_);
     std::sort(regions_.begin(), regions_.end(), [](const Region& a, const Region& b) {
       if (a.memory_id != b.memory_id) return a.memory_id < b.memory_id;
       return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -260,11 +256,6 @@ class Analysis {
     return last == 0 ? Lowest::kNone : Lowest::kNone - last;
   }
 
-  Region region_of(uint32_t value) const noexcept {
-    const TensorSpec& tensor = method_.values[value].tensor;
-    return {tensor.memory_id, tensor.offset, tensor.offset + tensor.nbytes, value};
-  }
-
   bool is_planned_on_host(const ValueSpec& value) const noexcept {
     return value.kind == ValueKind::Tensor && value.tensor.planned && value.tensor.nbytes != 0 &&
            value.tensor.device.is_cpu() && !value.tensor.initialized;
@@ -276,10 +267,10 @@ class Analysis {
     result.written = family.written;
     result.delegate = uses_[value].delegate;
     result.rebound = uses_[value].rebound;
-    result.direct =
-        is_planned_on_host(method_.values[value]) && !family.written && family.in_place_safe &&
-        outputs_[value] == 0 &&
-        harm.beside(region_of(value)) > (uses_[value].is_read() ? family.last_read + 1 : 0);
+    result.direct = is_planned_on_host(method_.values[value]) && !family.written &&
+                    family.in_place_safe && outputs_[value] == 0 &&
+                    harm.beside(region_of(method_, value)) >
+                        (uses_[value].is_read() ? family.last_read + 1 : 0);
     return result;
   }
 
@@ -293,7 +284,7 @@ class Analysis {
                     outputs_[value] == 1 && !code_.jumps && mine.writes == 1 && mine.viewed == 0 &&
                     !mine.rebound && !mine.unclear && families_[root(value)].members == 1 &&
                     !mine.shows_old_bytes() &&
-                    harm.beside(region_of(value)) >= Lowest::kNone - mine.first_write;
+                    harm.beside(region_of(method_, value)) >= Lowest::kNone - mine.first_write;
     return result;
   }
 

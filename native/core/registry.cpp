@@ -34,8 +34,6 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-bool has_backend(const std::string& id) { return rt::get_backend_class(id.c_str()) != nullptr; }
-
 bool is_backend_available(const std::string& id) {
   const rt::BackendInterface* backend = rt::get_backend_class(id.c_str());
   return backend != nullptr && backend->is_available();

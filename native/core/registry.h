@@ -10,7 +10,6 @@ std::vector<std::string> operator_names();
 bool has_operator(const std::string& full_name);
 
 std::vector<std::string> backend_names();
-bool has_backend(const std::string& id);
 // Registered, and able to run here. Throws nothing: an unknown backend is not available.
 bool is_backend_available(const std::string& id);
 

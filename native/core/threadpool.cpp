@@ -101,13 +101,15 @@ void set_num_threads(int64_t threads) {
   pool->_unsafe_reset_threadpool(static_cast<uint32_t>(threads));
 }
 
-PoolUse::PoolUse() : before_(executorch::extension::threadpool::NoThreadPoolGuard::is_enabled()) {
-  if (count.load(std::memory_order_relaxed) == 1) {
-    executorch::extension::threadpool::NoThreadPoolGuard::set_enabled(true);
-  }
+PoolUse::PoolUse()
+    : past_pool_(count.load(std::memory_order_relaxed) == 1 &&
+                 !executorch::extension::threadpool::NoThreadPoolGuard::is_enabled()) {
+  if (past_pool_) executorch::extension::threadpool::NoThreadPoolGuard::set_enabled(true);
 }
 
-PoolUse::~PoolUse() { executorch::extension::threadpool::NoThreadPoolGuard::set_enabled(before_); }
+PoolUse::~PoolUse() {
+  if (past_pool_) executorch::extension::threadpool::NoThreadPoolGuard::set_enabled(false);
+}
 
 void restart_pool() {
   if (pools.exchange(nullptr) == nullptr) return;

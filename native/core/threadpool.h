@@ -30,7 +30,7 @@ class PoolUse {
   PoolUse& operator=(const PoolUse&) = delete;
 
  private:
-  bool before_;
+  bool past_pool_;
 };
 
 // Starts the threads of the pool again, which a forked child does not have. Methods of the parent

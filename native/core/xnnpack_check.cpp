@@ -202,9 +202,9 @@ class Check {
     for (uint8_t i = 0; i < kind.inputs; ++i) {
       check_input(node, static_cast<uint8_t>(kind.input + i), name);
     }
-    if (type == xnnpack::kConcatenate5) check_input(node, xnnpack::kFifth, name);
+    if (kind.more_input != 0) check_input(node, kind.more_input, name);
     check_output(node, kind.output, name);
-    if (type == xnnpack::kArgMaxPool) check_output(node, xnnpack::kArgMaxIndex, name);
+    if (kind.more_output != 0) check_output(node, kind.more_output, name);
   }
 
   void check_input(const Table& node, uint8_t slot, const std::string& name) const {

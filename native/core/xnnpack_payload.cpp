@@ -71,8 +71,8 @@ bool writes_input(const Table& root, const std::vector<uint32_t>& inputs) {
       const auto id = content.get<uint32_t>({slot, "output_id"});
       return std::binary_search(inputs.begin(), inputs.end(), id);
     };
-    if (writes(xnnpack::kNodeKinds[type].output)) return true;
-    if (type == xnnpack::kArgMaxPool && writes(xnnpack::kArgMaxIndex)) return true;
+    const xnnpack::NodeKind kind = xnnpack::kNodeKinds[type];
+    if (writes(kind.output) || (kind.more_output != 0 && writes(kind.more_output))) return true;
   }
   return false;
 }

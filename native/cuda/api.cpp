@@ -160,11 +160,7 @@ constexpr PteronCudaApi kApi = {
         [](int32_t device, void* stream, void** out) {
           return call([&] {
             ContextGuard guard(device);
-            Event event = acquire_event(device);
-            const Result result = driver().event_record(event, as_stream(stream));
-            if (result != kSuccess) release_event(device, event);
-            check(result, "record a CUDA event");
-            *out = event;
+            *out = record_event(device, as_stream(stream));
           });
         },
     .event_wait =

@@ -13,6 +13,10 @@
 
 extern "C" {
 
+// The handle of the stream that each thread has for itself. It and those below it, which mean the
+// legacy stream, exist on every device.
+constexpr uintptr_t kPteronCudaPerThread = 2;
+
 constexpr uint32_t kPteronCudaApiVersion = 2;
 
 enum PteronCudaCopy : int32_t {

@@ -18,14 +18,6 @@ bool is_lasting(int device, Stream stream) {
   return stream == nullptr || stream == shared_stream(device);
 }
 
-Event recorded_event(int device, Stream stream) {
-  Event event = acquire_event(device);
-  const Result result = driver().event_record(event, stream);
-  if (result != kSuccess) release_event(device, event);
-  check(result, "record a CUDA event");
-  return event;
-}
-
 }  // namespace
 
 size_t BlockCache::rounded(size_t nbytes) noexcept {
@@ -36,7 +28,7 @@ size_t BlockCache::rounded(size_t nbytes) noexcept {
 void BlockCache::hand_over(Block& block, Stream stream) const {
   if (block.event == nullptr) {
     if (block.stream == stream) return;
-    block.event = recorded_event(device_, block.stream);
+    block.event = record_event(device_, block.stream);
   }
   check(driver().stream_wait_event(stream, block.event, 0), "order two CUDA streams");
   release_event(device_, std::exchange(block.event, nullptr));
@@ -73,7 +65,7 @@ bool BlockCache::put(void* pointer, size_t nbytes, Stream stream) {
   const size_t size = rounded(nbytes);
   if (size > kMostEach) return false;
   Event event = nullptr;
-  if (!is_lasting(device_, stream)) event = recorded_event(device_, stream);
+  if (!is_lasting(device_, stream)) event = record_event(device_, stream);
   std::lock_guard lock(mutex_);
   // Asked under the lock: who destroys the last handle comes here for all blocks after that.
   if (nbytes_ + size > kMost || live_handles() == 0) {

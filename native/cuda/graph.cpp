@@ -12,13 +12,13 @@ namespace pteron::cuda {
 
 namespace {
 thread_local Graph* active_graph = nullptr;
-thread_local int active_device = -1;
 }  // namespace
 
 Graph* Graph::recording(int device) {
-  if (active_graph != nullptr && active_device != device) {
-    throw Failure(ErrorCode::NotSupported, "it works on cuda:" + std::to_string(active_device) +
-                                               " and on cuda:" + std::to_string(device));
+  if (active_graph != nullptr && active_graph->device_ != device) {
+    throw Failure(ErrorCode::NotSupported,
+                  "it works on cuda:" + std::to_string(active_graph->device_) +
+                      " and on cuda:" + std::to_string(device));
   }
   return active_graph;
 }
@@ -58,7 +58,6 @@ void Graph::begin(Graph* earlier) {
   alone_ = hold_off_waits(device_);
   check(d.capture_begin(stream_, kCaptureRelaxed), "record a CUDA graph");
   active_graph = this;
-  active_device = device_;
   set_caller_stream(device_, stream_);
 }
 
@@ -90,11 +89,7 @@ size_t Graph::port(void* dst, const void* src, size_t nbytes, bool before, bool 
 void Graph::end(const Graph* earlier) {
   leave();
   ContextGuard guard(device_);
-  const Driver& d = driver();
-  const Result result = d.capture_end(stream_, &graph_);
-  alone_ = {};
-  d.stream_destroy(std::exchange(stream_, nullptr));
-  check(result, "record a CUDA graph");
+  check(stop(), "record a CUDA graph");
   if (gave_back_) {
     throw Failure(ErrorCode::NotSupported, "the model gives back memory that it had before");
   }
@@ -103,7 +98,7 @@ void Graph::end(const Graph* earlier) {
       throw Failure(ErrorCode::NotSupported, "the model keeps memory from one run to the next");
     }
   }
-  check(d.graph_instantiate(&exec_, graph_, 0), "make a CUDA graph");
+  check(driver().graph_instantiate(&exec_, graph_, 0), "make a CUDA graph");
   if (earlier != nullptr && earlier->ports_.size() == ports_.size()) {
     kernels_ = GraphKernels::find(earlier->graph_, earlier->places(), graph_, places());
   }
@@ -134,11 +129,13 @@ void Graph::leave() noexcept {
   active_graph = nullptr;
 }
 
-// Gives up a recording.
-void Graph::stop() noexcept {
-  if (stream_ == nullptr) return;
-  driver().capture_end(stream_, &graph_);
+// Ends the recording, well or not.
+Result Graph::stop() {
+  if (stream_ == nullptr) return kSuccess;
+  const Result result = driver().capture_end(stream_, &graph_);
+  alone_ = {};
   driver().stream_destroy(std::exchange(stream_, nullptr));
+  return result;
 }
 
 bool Graph::connect(size_t port, const void* outer) {

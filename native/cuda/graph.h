@@ -75,7 +75,7 @@ class Graph {
   };
 
   void leave() noexcept;
-  void stop() noexcept;
+  Result stop();
   void copy_ports(bool before, Stream stream) const;
   std::vector<GraphPlace> places() const;
   bool redirect(size_t port, const void* outer);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "api.h"
 #include "context.h"
 
 namespace pteron::cuda {
@@ -65,10 +66,10 @@ Stream shared_stream(int device) {
 }
 
 int stream_device(int device, Stream stream) {
-  constexpr uintptr_t kPerThread = 2;  // null, 1 and 2 are no streams of their own
   Context context = nullptr;
-  if (reinterpret_cast<uintptr_t>(stream) <= kPerThread || driver().stream_context == nullptr ||
-      driver().stream_context(stream, &context) != kSuccess || context == primary_context(device)) {
+  if (reinterpret_cast<uintptr_t>(stream) <= kPteronCudaPerThread ||
+      driver().stream_context == nullptr || driver().stream_context(stream, &context) != kSuccess ||
+      context == primary_context(device)) {
     return device;
   }
   for (int other = 0; other < device_count(); ++other) {
@@ -112,6 +113,14 @@ Event acquire_event(int device) {
   Event event = nullptr;
   check(driver().event_create(&event, kEventNoTiming), "create a CUDA event");
   p.live.fetch_add(1, std::memory_order_relaxed);
+  return event;
+}
+
+Event record_event(int device, Stream stream) {
+  Event event = acquire_event(device);
+  const Result result = driver().event_record(event, stream);
+  if (result != kSuccess) release_event(device, event);
+  check(result, "record a CUDA event");
   return event;
 }
 

@@ -45,6 +45,7 @@ void synchronize_stream(int device, Stream stream);
 
 // Events without timing, pooled: creating one can stall on the context's lock.
 Event acquire_event(int device);
+Event record_event(int device, Stream stream);  // one of them, recorded; context current
 void release_event(int device, Event event) noexcept;
 int live_events() noexcept;  // acquired and not yet released
 

@@ -352,6 +352,7 @@ TEST(tensors_from_many_threads) {
   const Clean clean;
   const auto shared = iota(kCuda, {64});
   std::vector<std::thread> threads;
+  std::atomic<int> done{0};
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 2000; ++i) {
@@ -360,10 +361,12 @@ TEST(tensors_from_many_threads) {
         aoti_torch_delete_tensor_object(handle);
         void* p = allocate_async(0, 128, nullptr);
         free_async(0, p, nullptr);
+        ++done;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT(done == 8 * 2000);
 }
 
 }  // namespace pteron::testing
